@@ -1,0 +1,192 @@
+"""Llama as Flax nnx modules: unrolled layers, fused q/k/v and gate/up products, weights kept [out, in].
+
+Unrolled and [out, in] because XLA then reads each weight once, where it lies (design notes in docs/performance.md).
+Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings, RMS norm with float32 statistics.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from specjax.config import LlamaConfig
+from specjax.models import cache as kv
+from specjax.models import rope
+from specjax.models.cache import KVCache
+
+
+class Output(NamedTuple):
+    """What one call of the model returns."""
+
+    logits: jax.Array | None  # f32[B, T, V]; None when not asked for
+    hidden: jax.Array  # [B, T, H], after the last norm
+    cache: KVCache  # T entries written past each row's length; the lengths are as they were
+
+
+def product(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+    """x[..., in] times weight[..., out, in] over ``in``, accumulated in float32. -> [..., ..., out] as ``dtype``."""
+    full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # no tf32 behind a float32 user's back
+    return lax.dot_general(
+        x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())), precision=full, preferred_element_type=jnp.float32
+    ).astype(dtype)
+
+
+class Linear(nnx.Module):
+    """y = x W^T + b, with W [*out, in]: a fused product keeps its parts on axes of their own."""
+
+    def __init__(self, out: tuple[int, ...], inp: int, bias: bool, *, rngs: nnx.Rngs, dtype):
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (*out, inp), dtype) * inp**-0.5)
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(out, dtype))
+        self.has_bias = bias
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = product(x, self.weight[...], x.dtype)
+        return y + self.bias[...] if self.has_bias else y
+
+
+class RMSNorm(nnx.Module):
+    def __init__(self, size: int, eps: float, *, dtype):
+        self.weight = nnx.Param(jnp.ones(size, dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        xf = x.astype(jnp.float32)
+        normed = xf * lax.rsqrt(jnp.mean(xf * xf, axis=-1, keepdims=True) + self.eps)
+        return self.weight[...] * normed.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the cache.
+
+    ``qkv`` rows are group-major: for each kv head, its query heads, then its key head, then its value head. A shard
+    of the kv heads is then one contiguous slice of the weight.
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
+        c = config
+        self.config = c
+        width = (c.group_size + 2) * c.head_dim
+        self.qkv = Linear((c.num_key_value_heads, width), c.hidden_size, c.attention_bias, rngs=rngs, dtype=dtype)
+        inner = c.num_attention_heads * c.head_dim
+        self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x, angles, mask, keys, values, starts):
+        c, (batch, block, _) = self.config, x.shape
+        kv_heads, group, dim = c.num_key_value_heads, c.group_size, c.head_dim
+        qkv = self.qkv(x).reshape(batch, block, kv_heads, group + 2, dim)
+        qk = rope.rotate(qkv[..., : group + 1, :], *angles)
+        q, k, v = qk[..., :group, :], qk[..., group, :], qkv[..., group + 1, :]
+        keys = kv.write(keys, k.swapaxes(1, 2).astype(keys.dtype), starts)
+        values = kv.write(values, v.swapaxes(1, 2).astype(values.dtype), starts)
+
+        full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        q = q.transpose(0, 2, 3, 1, 4)  # [B, kv, g, T, D]
+        scores = jnp.einsum("bkgtd,bksd->bkgts", q, keys, precision=full, preferred_element_type=jnp.float32)
+        scores = jnp.where(mask[:, None, None], scores * dim**-0.5, -jnp.inf)  # [B, kv, g, T, S]
+        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        out = jnp.einsum("bkgts,bksd->btkgd", weights, values, precision=full, preferred_element_type=jnp.float32)
+        return self.o(out.astype(x.dtype).reshape(batch, block, -1)), keys, values
+
+
+class MLP(nnx.Module):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
+        c = config
+        self.gate_up = Linear((2, c.intermediate_size), c.hidden_size, c.mlp_bias, rngs=rngs, dtype=dtype)
+        self.down = Linear((c.hidden_size,), c.intermediate_size, c.mlp_bias, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        both = self.gate_up(x)  # [B, T, 2, F]
+        return self.down(jax.nn.silu(both[:, :, 0]) * both[:, :, 1])
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(config, rngs=rngs, dtype=dtype)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.mlp = MLP(config, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x, angles, mask, keys, values, starts):
+        attended, keys, values = self.attention(self.attention_norm(x), angles, mask, keys, values, starts)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), keys, values
+
+
+class Llama(nnx.Module):
+    """A Llama-family decoder.
+
+    Args:
+      config: its shape.
+      rngs: initialises the weights at random (tests, training); converted weights replace them.
+      dtype: of the weights, the activations and the cache.
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        self.config = config
+        table = (config.vocab_size, config.hidden_size)
+        self.embed = nnx.Param(jax.random.normal(rngs.params(), table, dtype))
+        self.layers = nnx.List([Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        if not config.tie_word_embeddings:
+            self.lm_head = nnx.Param(jax.random.normal(rngs.params(), table, dtype) * config.hidden_size**-0.5)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        cache: KVCache,
+        positions: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        with_logits: bool = True,
+    ) -> Output:
+        """Runs a block of tokens on top of each row's cached prefix.
+
+        Args:
+          tokens: i32[B, T].
+          cache: the T new entries are written from each row's length on; ``lengths + T <= capacity`` is the
+            caller's to guarantee.
+          positions: i32[B, T] rotary positions; by default they follow the row's length.
+          mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
+          with_logits: False skips the output head.
+        """
+        starts = cache.lengths
+        slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
+        positions = slots if positions is None else positions
+        mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
+        angles = rope.cos_sin(self.config, positions)
+        x = self.embed[...][tokens]  # [B, T, H]
+        keys, values = [], []
+        for layer, layer_keys, layer_values in zip(self.layers, cache.keys, cache.values, strict=True):
+            x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        hidden = self.norm(x)
+        logits = self.head(hidden) if with_logits else None
+        return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
+
+    def head(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states [B, T, H] to float32 logits [B, T, V]."""
+        table = self.embed if self.config.tie_word_embeddings else self.lm_head
+        return product(hidden, table[...], jnp.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def structure(config: LlamaConfig) -> tuple[nnx.GraphDef, dict]:
+    """The module's graph definition and its parameter tree as shapes: nested dicts, list indices as strings."""
+    abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(abstract)
+    return graphdef, _string_keys(nnx.to_pure_dict(state))
+
+
+def merge(config: LlamaConfig, params: dict) -> Llama:
+    """The module over a plain parameter tree; call it inside ``jit``, where building it costs nothing at run time."""
+    layers = {int(i): layer for i, layer in params["layers"].items()}
+    return nnx.merge(structure(config)[0], {**params, "layers": layers})
+
+
+def _string_keys(tree):
+    # JSON and orbax know only string keys, so the stored tree has no others.
+    return {str(k): _string_keys(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
