@@ -153,8 +153,8 @@ class _Sheet:
         if problems:
             shown = problems[:40] + ([f"and {len(problems) - 40} more"] if len(problems) > 40 else [])
             raise ValueError(
-                "the checkpoint's tensors can't be used with its config (which sets the layer count, the sizes, the biases "
-                "and whether the head is tied):\n  " + "\n  ".join(shown)
+                "the checkpoint's tensors can't be used with its config (which sets layer count, sizes, biases, and "
+                "whether the head is tied):\n  " + "\n  ".join(shown)
             )
 
 
