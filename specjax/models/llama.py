@@ -88,8 +88,9 @@ class Attention(nnx.Module):
         scores = jnp.einsum("bkgtd,bksd->bkgts", q, keys, precision=full, preferred_element_type=jnp.float32)
         scores = jnp.where(mask[:, None, None], scores * dim**-0.5, -jnp.inf)  # [B, kv, g, T, S]
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        out = jnp.einsum("bkgts,bksd->btkgd", weights, values, precision=full, preferred_element_type=jnp.float32)
-        return self.o(out.astype(x.dtype).reshape(batch, block, -1)), keys, values
+        # Accumulated in float32 all the same; asking for a float32 result is what XLA's CPU backend can't run in bf16.
+        out = jnp.einsum("bkgts,bksd->btkgd", weights, values, precision=full, preferred_element_type=x.dtype)
+        return self.o(out.reshape(batch, block, -1)), keys, values
 
 
 class MLP(nnx.Module):
