@@ -16,7 +16,8 @@ import numpy as np
 
 from convert.safetensors import forget
 
-_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "u1 i1 <u2 <i2 <u4 <i4 <f4 ? <u8 <i8 <f8".split(), strict=True))
+_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)
+_SCALARS = dict(zip(_CODES, "u1 i1 <u2 <i2 <u4 <i4 <f4 ? <u8 <i8 <f8".split(), strict=True))
 _STRING, _ARRAY = 8, 9
 _NAMES = dict(enumerate(
     "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL "
