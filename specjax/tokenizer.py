@@ -78,13 +78,13 @@ class Tokenizer:
 
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        values = {
+        values: dict[str, Any] = {
             "bos_token": self._text_of(self.bos_id),
             "eos_token": self._text_of(self.eos_id),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            rendered = render_jinja_template([list(messages)], chat_template=self.chat_template, **values)
+            rendered = render_jinja_template([[dict(m) for m in messages]], chat_template=self.chat_template, **values)
         except Exception as e:  # whatever a template raises, it is about its input
             raise ValueError(f"the chat template can't render these messages: {e}") from e
         text = rendered[0][0] if isinstance(rendered, tuple) else rendered[0]  # older releases return a pair
@@ -154,17 +154,17 @@ class Tokenizer:
             )
         tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
         merges = [tuple(m.split(" ", 1)) for m in metadata["tokenizer.ggml.merges"]]
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-        split = [tokenizers.pre_tokenizers.Digits(individual_digits=True)] if _GGUF_PRE[pre] else []
+        backend: Any = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+        split: list[Any] = [tokenizers.pre_tokenizers.Digits(individual_digits=True)] if _GGUF_PRE[pre] else []
         split.append(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
         backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(split)
         backend.decoder = tokenizers.decoders.ByteLevel()
         for token_type, special in ((_CONTROL, True), (_USER_DEFINED, False)):
             added = [t for t, kind in zip(tokens, types, strict=True) if kind == token_type]
             backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False) for t in added])
-        ids = [metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos")]
+        bos, eos = (metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos"))
         add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
-        return cls(backend, *ids, add_bos, metadata.get("tokenizer.chat_template"))
+        return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
@@ -185,11 +185,11 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
                 f"and {len(b)}). A draft must share its target's tokenizer"
             )
     for name in ("bos_id", "eos_id"):
-        first, second = getattr(a, name), getattr(b, name)
-        if first != second:
-            words = [None if i is None else a.token_str(i) for i in (first, second)]
+        x, y = getattr(a, name), getattr(b, name)
+        if x != y:
+            words = [None if i is None else a.token_str(i) for i in (x, y)]
             raise ValueError(
-                f"the tokenizers differ in {name}: {first} {words[0]!r} and {second} {words[1]!r}. A draft must share "
+                f"the tokenizers differ in {name}: {x} {words[0]!r} and {y} {words[1]!r}. A draft must share "
                 "its target's tokenizer, special tokens included"
             )
 

@@ -1,0 +1,94 @@
+"""Opens a foreign checkpoint, whatever its format: config, tokenizer, and the stream of its tensors."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from convert import gguf_llama, llama, safetensors
+from convert.gguf import GGUF
+from specjax.config import LlamaConfig, from_hf
+from specjax.tokenizer import Tokenizer
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class Source(NamedTuple):
+    """A checkpoint whose names and shapes have been checked; its weights are not read yet."""
+
+    config: LlamaConfig
+    tokenizer: Tokenizer | None
+    dtype: np.dtype  # what config.json says, else one in which no weight is rounded
+    tensors: Iterator[tuple[str, np.ndarray]]  # Hugging Face names; can be read once
+    total: int  # how many
+
+    def fill(self, dtype=None, place: Callable[[np.ndarray], Any] = jax.device_put, progress=None) -> dict:
+        """The parameter tree, ``dtype`` None meaning :attr:`dtype`. ``progress(done, total)`` is called per tensor."""
+        return llama.from_hf_tensors(self.config, self._counted(progress), dtype or self.dtype, place)
+
+    def _counted(self, progress) -> Iterator[tuple[str, np.ndarray]]:
+        done = 0
+        for item in self.tensors:
+            yield item
+            del item  # a tensor at a time
+            done += 1
+            if progress is not None:
+                progress(done, self.total)
+
+
+def open_source(path: str | Path) -> Source:
+    """A GGUF file, or a Hugging Face folder (``config.json`` and safetensors).
+
+    Raises:
+      FileNotFoundError: nothing usable there.
+      ValueError: the checkpoint is damaged or not implemented; the message names what is wrong.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix != ".safetensors":
+        return _open_gguf(path)
+    if path.is_dir() and (path / "config.json").is_file():
+        return _open_folder(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} has no config.json, so it is not a Hugging Face model folder")
+    if path.is_file():
+        raise ValueError(f"{path} holds tensors without a config; give the folder that has config.json beside it")
+    raise FileNotFoundError(f"{path} does not exist")
+
+
+def _open_gguf(path: Path) -> Source:
+    file = GGUF(path)
+    config = gguf_llama.read_config(file)
+    llama.check(config, ((gguf_llama.hf_name(name), shape) for name, shape in file.shapes()))
+    tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+    return Source(config, tokenizer, np.dtype(np.float32), gguf_llama.tensors(file, config), len(file.infos))
+
+
+def _open_folder(folder: Path) -> Source:
+    generation = folder / "generation_config.json"
+    hf = _read_json(folder / "config.json")
+    config = from_hf(hf, _read_json(generation) if generation.is_file() else None)
+    checkpoint = safetensors.open_checkpoint(folder)
+    llama.check(config, checkpoint.shapes())
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but vocab_size in config.json is "
+            f"{config.vocab_size}; they belong to different models"
+        )
+    stated = hf.get("dtype") or hf.get("torch_dtype")
+    dtype = np.dtype(jnp.dtype(stated)) if stated in _DTYPES else checkpoint.dtype
+    return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries))
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except ValueError as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object")
+    return data

@@ -1,0 +1,59 @@
+"""Converts a model to specjax's own format: python scripts/convert.py SRC DST [--dtype float32|bfloat16|float16]."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import jax
+
+from convert import checkpoint
+from convert.source import open_source
+from specjax.load import locate
+
+
+def main() -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    parser = argparse.ArgumentParser(description="Converts a Llama-family model to a folder that specjax.load reads.")
+    parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
+    parser.add_argument("destination", type=Path, help="a new folder")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the checkpoint's own")
+    args = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # nothing is computed
+    try:
+        convert(args.source, args.destination, args.dtype)
+    except (ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def convert(source: str, destination: Path, dtype: str | None) -> None:
+    """Reads ``source`` and writes the folder ``destination``, which must be new or empty."""
+    started = time.monotonic()
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise FileExistsError(f"{destination} exists already; choose another place or remove it")
+    path = locate(source)
+    print(f"reading {path}", flush=True)
+    if checkpoint.is_checkpoint(path):
+        config, params, tokenizer = checkpoint.restore(path, dtype)
+    else:
+        opened = open_source(path)
+        config, tokenizer, params = opened.config, opened.tokenizer, opened.fill(dtype, progress=_progress)
+    if tokenizer is None:
+        print("warning: no tokenizer there; the model will take token ids only", file=sys.stderr)
+    print(f"writing {destination}", flush=True)
+    checkpoint.save(destination, config, params, tokenizer)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{count:,} parameters, {params['embed'].dtype}, in {time.monotonic() - started:.1f} s")
+
+
+def _progress(done: int, count: int) -> None:
+    if done == count or done % (count // 5 or 1) == 0:
+        print(f"  {done}/{count} tensors", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

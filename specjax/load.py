@@ -1,0 +1,83 @@
+"""``load``: a model by name or path."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from convert import checkpoint, default_model
+from convert.source import open_source
+from specjax.models.lm import LM
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CHOICES = (
+    f"give {default_model.NAME!r}, a Hugging Face folder (config.json and safetensors), a GGUF file, a folder written "
+    "by scripts/convert.py, or a hub name org/name"
+)
+
+
+def load(name_or_path: str | Path, dtype=None) -> LM:
+    """Loads a Llama-family model and its tokenizer; every weight goes to the device as it is read.
+
+    Args:
+      name_or_path: ``smollm2-135m-instruct`` (fetched and converted on first use, then cached), a local Hugging Face
+        folder, a GGUF file, a folder written by ``scripts/convert.py``, or a hub name ``org/name``. A path that
+        exists goes before a name.
+      dtype: of weights, activations and cache: float32, bfloat16 or float16. None is float32 on a CPU, where the
+        others are slow; elsewhere the checkpoint's own, and bfloat16 for GGUF files and the default model.
+
+    Raises:
+      FileNotFoundError: nothing there; the message says what would work.
+      ValueError: the checkpoint is damaged or not implemented, naming what is wrong, or ``dtype`` is no such type.
+    """
+    dtype = _check_dtype(dtype)
+    path = locate(name_or_path)
+    default = str(name_or_path) == default_model.NAME and not Path(name_or_path).exists()
+    if dtype is None and jax.default_backend() == "cpu":
+        dtype = jnp.dtype(jnp.float32)
+    if dtype is None and (default or path.is_file()):
+        dtype = jnp.dtype(jnp.bfloat16)
+    if checkpoint.is_checkpoint(path):
+        return LM(*checkpoint.restore(path, dtype))
+    source = open_source(path)
+    return LM(source.config, source.fill(dtype), source.tokenizer)
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """The local file or folder of a model, fetched if need be. Raises as :func:`load`."""
+    path, name = Path(name_or_path).expanduser(), str(name_or_path)
+    if path.exists():
+        return path
+    if name == default_model.NAME:
+        return default_model.ensure()
+    if isinstance(name_or_path, str) and _HUB_NAME.fullmatch(name):
+        return _from_hub(name)
+    raise FileNotFoundError(f"{name!r} is neither a file, a folder nor the name of a model; {_CHOICES}")
+
+
+def _from_hub(name: str) -> Path:
+    import huggingface_hub  # slow to import
+
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except Exception as e:  # network, permission and cache errors of several libraries
+        reason = " ".join(str(e).split())[:300]
+        raise FileNotFoundError(
+            f"{name!r} is no local path, and as a hub name it is neither in the Hugging Face cache nor to be had from "
+            f"the hub ({type(e).__name__}: {reason}); with no connection, {_CHOICES} that is cached"
+        ) from e
+
+
+def _check_dtype(dtype):
+    if dtype is None:
+        return None
+    allowed = [jnp.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.float16)]
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in allowed:
+        raise ValueError(f"dtype {dtype!r} is not one of float32, bfloat16, float16")
+    return found
