@@ -1,0 +1,183 @@
+"""The one round of speculative decoding, and the loop over it.
+
+A round proposes, scores, judges, commits. ``generate`` runs rounds under ``lax.while_loop`` without touching the
+host, ``stream`` calls the same round from Python; plain decoding is the round of a drafter that proposes nothing.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import sampling
+from specjax.models import cache as kv
+from specjax.models.llama import Output
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft, Drafter, Outcome, Request, RoundInfo, Verdict, Verifier
+from specjax.verify import chain
+
+
+def round(
+    target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
+) -> tuple[DecodeState, RoundInfo]:
+    """One round: every active row commits between 1 and K + 1 tokens. Pure; wrap it in ``jax.jit`` as you like.
+
+    Leviathan et al. 2023, algorithm 1, for each row on its own.
+    """
+    keys = verifier.draft_keys(state.key, state.lengths)
+    draft, drafter_state = drafter.propose(target, state, keys, num_speculative_tokens)
+    draft = usable(draft, state)
+    out = score(target, state, draft, drafter.widths(num_speculative_tokens))
+    context = sampling.Context(
+        state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens)
+    )
+    p = sampling.distribution(out.logits, state.sampling, context)  # [B, K+1, V]
+    finite = jnp.isfinite(p[..., 0])  # [B, K+1]; a position without a distribution is NaN throughout
+    draft = draft._replace(valid=draft.valid & _prefix(finite[:, :-1]))
+    verdict = verifier.verify(p, draft, state.key, state.lengths)
+    failed = state.active & ~chain.row_at(finite, verdict.count)
+    state = state._replace(cache=out.cache, drafter=drafter_state)
+    state, info = commit(state, draft, p, out.logits, verdict, failed)
+    outcome = Outcome(info.accepted, out.logits, out.hidden)
+    return state._replace(drafter=drafter.commit(target, state, outcome)), info
+
+
+def usable(draft: Draft, state: DecodeState) -> Draft:
+    """Drops what can't be committed: past the row's limit, past the draft's own stop token, in idle rows."""
+    offset = jnp.arange(draft.tokens.shape[1])
+    room = (state.limit - state.lengths - 1)[:, None]  # one token of every round is the target's own
+    stops = is_stop(draft.tokens, state.stop_ids)
+    after_stop = jnp.cumsum(stops, axis=1) - stops > 0
+    valid = draft.valid & state.active[:, None] & (offset < room) & ~after_stop
+    return draft._replace(valid=_prefix(valid))
+
+
+def score(target: LM, state: DecodeState, draft: Draft, widths: tuple[int, ...]) -> Output:
+    """The target on [last committed token, draft]: one call, at the narrowest compiled width that holds every draft.
+
+    Returns logits f32[B, K+1, V] and hidden states for all K + 1 positions; those past the width run are zeros.
+    """
+    full = draft.tokens.shape[1] + 1
+    rows = jnp.arange(state.lengths.shape[0])
+    last = state.tokens[rows, state.lengths - 1]
+    block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, K+1]
+    cache = kv.with_lengths(state.cache, state.lengths - 1)
+
+    def at_width(width: int, cache: kv.KVCache) -> Output:
+        out = target(block[:, :width], cache)
+        padding = ((0, 0), (0, full - width), (0, 0))
+        return out._replace(logits=jnp.pad(out.logits, padding), hidden=jnp.pad(out.hidden, padding))
+
+    if len(widths) == 1:
+        return at_width(full, cache)
+    needed = 1 + jnp.max(jnp.sum(draft.valid, axis=1))
+    branch = jnp.sum(needed > jnp.array(widths[:-1]))
+    return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
+
+
+def commit(
+    state: DecodeState, draft: Draft, p: jax.Array, logits: jax.Array, verdict: Verdict, failed: jax.Array
+) -> tuple[DecodeState, RoundInfo]:
+    """Appends accepted tokens and the target's own, up to the first stop token and the limit; rolls back by lengths."""
+    size = draft.tokens.shape[1]
+    offset = jnp.arange(size + 1)
+    own = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    block = jnp.where(offset < verdict.count[:, None], own, verdict.token[:, None])  # [B, K+1]
+
+    running = state.active & ~failed
+    stops = is_stop(block, state.stop_ids) & (offset <= verdict.count[:, None])
+    to_stop = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, size + 2)
+    room = state.limit - state.lengths
+    committed = jnp.minimum(jnp.minimum(verdict.count + 1, to_stop), room) * running  # [B]
+    accepted = jnp.minimum(verdict.count, committed)
+    drafted = jnp.sum(draft.valid, axis=1) * running
+    lengths = state.lengths + committed
+    active = running & (committed < to_stop) & (lengths < state.limit)
+
+    rows = jnp.arange(lengths.shape[0])
+    round_index = jnp.where(running, state.rounds, state.tokens.shape[1])  # idle rows write nowhere
+    logprobs = chain.token_probs(jax.nn.log_softmax(logits), block)  # [B, K+1]
+    new = state._replace(
+        tokens=_append(state.tokens, block, state.lengths),
+        lengths=lengths,
+        active=active,
+        failed=state.failed | failed,
+        cache=kv.with_lengths(state.cache, lengths - 1),
+        rounds=state.rounds + running,
+        drafted=state.drafted.at[rows, round_index].set(drafted, mode="drop"),
+        accepted=state.accepted.at[rows, round_index].set(accepted, mode="drop"),
+        logprobs=None if state.logprobs is None else _append(state.logprobs, logprobs, state.lengths),
+    )
+    info = RoundInfo(
+        starts=state.lengths,
+        tokens=block,
+        committed=committed,
+        accepted=accepted,
+        draft=draft.tokens,
+        drafted=drafted,
+        p=chain.token_probs(p[:, :size], draft.tokens),
+        q=chain.draft_token_probs(draft),
+        logprobs=logprobs,
+        active=active,
+        failed=new.failed,
+    )
+    return new, info
+
+
+def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:
+    """Which of tokens i32[B, T] end their row, by stop_ids i32[B, E]. -> bool[B, T]."""
+    return jnp.any(tokens[:, :, None] == stop_ids[:, None, :], axis=-1)
+
+
+def _prefix(flags: jax.Array) -> jax.Array:
+    """bool[B, K] up to the first False of each row."""
+    return jnp.cumprod(flags, axis=1, dtype=jnp.int32).astype(bool)
+
+
+def _append(buffer: jax.Array, block: jax.Array, lengths: jax.Array) -> jax.Array:
+    # Capacity leaves room for a whole block past the limit, so the slice is never clamped; what lies past the new
+    # length is overwritten by the next round.
+    return jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(buffer, block, lengths)
+
+
+def start(target: LM, drafter: Drafter, request: Request, chunk: int, logprobs: bool) -> DecodeState:
+    """The state before the first round: caches allocated, all but the last prompt token fed, ``chunk`` at a time."""
+    batch, capacity = request.tokens.shape
+    wanted = jnp.max(request.prompt_lengths) - 1
+
+    def feed(i, cache):
+        tokens = lax.dynamic_slice_in_dim(request.tokens, i * chunk, chunk, axis=1)
+        starts = jnp.full_like(request.prompt_lengths, i * chunk)
+        return target(tokens, kv.with_lengths(cache, starts), with_logits=False).cache
+
+    cache = lax.fori_loop(0, (wanted + chunk - 1) // chunk, feed, target.alloc_cache(batch, capacity))
+    return DecodeState(
+        **request._asdict(),
+        lengths=request.prompt_lengths,
+        active=request.prompt_lengths < request.limit,
+        failed=jnp.zeros(batch, bool),
+        cache=kv.with_lengths(cache, request.prompt_lengths - 1),
+        drafter=drafter.init(target, batch, capacity),
+        rounds=jnp.zeros(batch, jnp.int32),
+        drafted=jnp.zeros((batch, capacity), jnp.int32),
+        accepted=jnp.zeros((batch, capacity), jnp.int32),
+        logprobs=jnp.zeros((batch, capacity), jnp.float32) if logprobs else None,
+    )
+
+
+def run(
+    target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
+) -> DecodeState:
+    """Rounds until no row is active, all on the device."""
+
+    def body(state: DecodeState) -> DecodeState:
+        return round(target, drafter, verifier, num_speculative_tokens, state)[0]
+
+    return lax.while_loop(lambda state: jnp.any(state.active), body, state)
+
+
+# The compiled forms. The state is donated, so its caches are updated in place; weights never are.
+start_jit = jax.jit(start, static_argnames=("chunk", "logprobs"))
+round_jit = jax.jit(round, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")
+run_jit = jax.jit(run, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")

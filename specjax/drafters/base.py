@@ -1,0 +1,26 @@
+"""What drafters without a state of their own share."""
+
+import jax
+
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Outcome
+
+
+class Stateless:
+    """``check``, ``init`` and ``commit`` of a drafter that reads everything it needs from the committed tokens."""
+
+    def check(self, target: LM) -> None:
+        del target
+
+    def init(self, target: LM, batch: int, capacity: int) -> tuple:
+        del target, batch, capacity
+        return ()
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> tuple:
+        del target, state, outcome
+        return ()
+
+
+def static(cls):
+    """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are compile-time constants."""
+    return jax.tree_util.register_static(cls)

@@ -1,0 +1,24 @@
+"""No draft at all: every round is one plain step of the target."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters.base import Stateless, static
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class NoDraft(Stateless):
+    """Plain decoding, as a drafter with nothing to say."""
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)
+
+    def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int) -> tuple[Draft, tuple]:
+        del target, keys
+        shape = (state.lengths.shape[0], num_speculative_tokens)
+        return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), ()

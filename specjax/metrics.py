@@ -1,0 +1,95 @@
+"""The record of a run: what was drafted and accepted, by request. Names and definitions follow vLLM and AIPerf.
+
+A *step* is one target call that took part in a row's output. A *speculative step* verified at least one drafted
+token. Tokens cut off by a stop or a limit count nowhere.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Of one request."""
+
+    completion_tokens: int
+    per_step_drafted: list[int]  # drafted tokens verified in each step; 0 is a plain step
+    per_step_accepted: list[int]  # of those, accepted and kept
+    num_speculative_tokens: int  # K, the most a step may draft
+
+    @classmethod
+    def from_record(
+        cls, drafted: Iterable[int], accepted: Iterable[int], completion_tokens: int, num_speculative_tokens: int
+    ) -> "Metrics":
+        """From the counts of each round in order, cut where the row's ``completion_tokens`` are reached."""
+        steps, left = [], completion_tokens
+        for d, a in zip(drafted, accepted, strict=True):
+            if left <= 0:
+                break
+            steps.append((int(d), min(int(a), left)))
+            left -= int(a) + 1
+        return cls(completion_tokens, [d for d, _ in steps], [a for _, a in steps], num_speculative_tokens)
+
+    @property
+    def num_steps(self) -> int:
+        """Target calls."""
+        return len(self.per_step_drafted)
+
+    @property
+    def num_spec_steps(self) -> int:
+        """Target calls that verified at least one drafted token."""
+        return sum(n > 0 for n in self.per_step_drafted)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(self.per_step_drafted)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.per_step_accepted)
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """Accepted over verified drafted tokens; None without any."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted tokens a speculative step (the target's own token counts); None without any."""
+        return 1 + self.num_accepted_tokens / self.num_spec_steps if self.num_spec_steps else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens kept a target call, plain steps included: what sets the speed."""
+        return self.completion_tokens / self.num_steps if self.num_steps else None
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Share of speculative steps in which drafted token i was accepted, for i = 0..K-1."""
+        steps = self.num_spec_steps
+        accepted = np.array(self.per_step_accepted, int)
+        return [float(np.sum(accepted > i) / steps) if steps else 0.0 for i in range(self.num_speculative_tokens)]
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """How many steps accepted exactly 0..K drafted tokens."""
+        return np.bincount(self.per_step_accepted, minlength=self.num_speculative_tokens + 1).tolist()
+
+    def check(self) -> None:
+        """Raises AssertionError unless the counts agree with each other."""
+        assert len(self.per_step_accepted) == len(self.per_step_drafted)
+        assert all(0 <= a <= d <= self.num_speculative_tokens for a, d in self._pairs())
+        # Each step adds its accepted tokens and one of the target's, which a stop or the limit may cut from the last.
+        missing = self.num_accepted_tokens + self.num_steps - self.completion_tokens
+        assert missing in ((0, 1) if self.num_steps else (0,)), missing
+
+    def _pairs(self):
+        return zip(self.per_step_accepted, self.per_step_drafted, strict=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict of all fields above."""
+        names = [name for name, member in vars(Metrics).items() if isinstance(member, property)]
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in names}}

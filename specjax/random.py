@@ -1,0 +1,45 @@
+"""Every random draw, addressed by (request key, purpose, absolute position): nothing is split along the way.
+
+So a row's tokens don't depend on its batch, slot, neighbours or on how its tokens were grouped into rounds. A
+position that a round drew for and did not commit is drawn again with the same key later; that is sound as long as
+nothing committed depended on the earlier draw, and a verifier for which it would folds more in (see Verifier).
+"""
+
+import jax
+import jax.numpy as jnp
+
+# Purposes. TOKEN is the target's own draw, of a bonus, a correction or a plain token.
+TOKEN, DRAFT, ACCEPT = 0, 1, 2
+
+
+def request_keys(seeds) -> jax.Array:
+    """One key a request: i32[B] seeds to key[B]."""
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+
+
+def fold(keys: jax.Array, data) -> jax.Array:
+    """Folds an integer, or one i32[B] value a row, into key[B]."""
+    return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(jnp.asarray(data, jnp.int32), keys.shape))
+
+
+def at(keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """key[B] at absolute positions i32[B, T]. -> key[B, T]."""
+    return jax.vmap(lambda key, row: jax.vmap(lambda position: jax.random.fold_in(key, position))(row))(keys, positions)
+
+
+def uniform(keys: jax.Array) -> jax.Array:
+    """One f32 in [0, 1) for each key[B, T]."""
+    return jax.vmap(jax.vmap(jax.random.uniform))(keys)
+
+
+def gumbel(keys: jax.Array, size: int) -> jax.Array:
+    """Standard Gumbel noise f32[B, T, size] for key[B, T]."""
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,))))(keys)
+
+
+def categorical(keys: jax.Array, probs: jax.Array) -> jax.Array:
+    """Draws from unnormalised probs f32[B, T, V] with key[B, T] by the Gumbel trick. -> i32[B, T].
+
+    A token of probability 0 is never drawn; ties (temperature 0 is one of them) go to the lowest id.
+    """
+    return jnp.argmax(jnp.log(probs) + gumbel(keys, probs.shape[-1]), axis=-1).astype(jnp.int32)

@@ -1,0 +1,183 @@
+"""From logits to the distribution that is sampled: a chain of small per-row transforms, for target and draft alike.
+
+The order is Hugging Face's: logit bias, repetition, presence and frequency penalties, no-repeat n-grams, allowed
+tokens, temperature, top-k, top-p, min-p. Temperature 0 is the limit of the same chain: a one-hot distribution on the
+lowest-numbered best token. Everything is float32 from one cast of the logits.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.ngram import suffix_runs
+
+
+class SamplingParams(NamedTuple):
+    """One value a row; None leaves that transform out of the compiled program. Built by :mod:`specjax.requests`."""
+
+    temperature: jax.Array  # f32[B]; 0 is greedy
+    top_k: jax.Array | None = None  # i32[B]; keeps ties with the k-th
+    top_p: jax.Array | None = None  # f32[B] in (0, 1]; keeps ties with the last kept
+    min_p: jax.Array | None = None  # f32[B] in [0, 1], relative to the most likely token
+    repetition_penalty: jax.Array | None = None  # f32[B] > 0, over prompt and output
+    presence_penalty: jax.Array | None = None  # f32[B], over the output
+    frequency_penalty: jax.Array | None = None  # f32[B], over the output
+    no_repeat_ngram_size: jax.Array | None = None  # i32[B]; 0 is off; over prompt and output
+    logit_bias: jax.Array | None = None  # f32[B, V]
+    allowed: jax.Array | None = None  # bool[B, V]
+
+
+class Context(NamedTuple):
+    """The tokens before each scored position: a row's committed ones, then the drafted ones on the way there."""
+
+    tokens: jax.Array  # i32[B, L]
+    lengths: jax.Array  # i32[B] committed tokens
+    prompt_lengths: jax.Array  # i32[B]
+    path: jax.Array  # i32[B, T, D] drafted tokens before position t, then NO_TOKEN
+
+
+NO_TOKEN = -1
+
+
+def chain_path(drafted: jax.Array) -> jax.Array:
+    """Path of every position of a chain: drafted i32[B, K] to i32[B, K+1, K]."""
+    size = drafted.shape[1]
+    before = jnp.arange(size) < jnp.arange(size + 1)[:, None]  # [K+1, K]
+    return jnp.where(before, drafted[:, None, :], NO_TOKEN)
+
+
+def distribution(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
+    """The probabilities that are sampled from, f32[B, T, V]; a position with no finite logit left is NaN throughout."""
+    logits = logits.astype(jnp.float32)
+    for name, transform in CHAIN.items():
+        value = getattr(sampling, name)
+        if value is not None:
+            logits = transform(logits, value, context)
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(best), jax.nn.softmax(logits, axis=-1), jnp.nan)
+
+
+def add_bias(logits: jax.Array, bias: jax.Array, context: Context) -> jax.Array:
+    del context
+    return logits + bias[:, None, :]
+
+
+def penalise_repetition(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
+    """Divides positive and multiplies negative logits of seen tokens (CTRL, Keskar et al. 2019, section 4.1)."""
+    penalty = penalty[:, None, None]
+    seen = _counts(context, logits.shape[-1], from_prompt=True) > 0
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def penalise_presence(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
+    seen = _counts(context, logits.shape[-1], from_prompt=False) > 0
+    return logits - penalty[:, None, None] * seen
+
+
+def penalise_frequency(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
+    return logits - penalty[:, None, None] * _counts(context, logits.shape[-1], from_prompt=False)
+
+
+def _counts(context: Context, vocab: int, from_prompt: bool) -> jax.Array:
+    """How often each token stands before each position, i32[B, T, V]."""
+    index = jnp.arange(context.tokens.shape[1])
+    start = jnp.zeros_like(context.lengths) if from_prompt else context.prompt_lengths
+    counted = (index >= start[:, None]) & (index < context.lengths[:, None])  # [B, L]
+
+    def row(tokens, counted, path):
+        committed = jnp.zeros(vocab, jnp.int32).at[tokens].add(counted, mode="drop")
+        slot = jnp.where(path == NO_TOKEN, vocab, path)  # out of range, so dropped
+        return jax.vmap(lambda p: committed.at[p].add(1, mode="drop"))(slot)
+
+    return jax.vmap(row)(context.tokens, counted, context.path)
+
+
+def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context) -> jax.Array:
+    """Forbids what would complete an n-gram of the given size a second time."""
+    vocab = logits.shape[-1]
+
+    def position(logits, size, tokens, length, path):
+        end = length + jnp.sum(path != NO_TOKEN)
+        tokens = lax.dynamic_update_slice(tokens, jnp.maximum(path, 0), (length,))
+        repeats = suffix_runs(tokens, end, size - 1) >= size - 1
+        index = jnp.arange(tokens.shape[0])
+        repeats &= (index < end) & (index >= size - 1) & (size > 0)
+        return logits.at[jnp.where(repeats, tokens, vocab)].set(-jnp.inf, mode="drop")
+
+    over_positions = jax.vmap(position, in_axes=(0, None, None, None, 0))
+    return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, context.path)
+
+
+def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.Array:
+    del context
+    return jnp.where(allowed[:, None, :], logits, -jnp.inf)
+
+
+def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
+    """Logits over T, shifted to a maximum of 0; at T = 0 its limit, 0 on the lowest-numbered best token, -inf else."""
+    del context
+    temperature = temperature[:, None, None]
+    best = jnp.argmax(logits, axis=-1, keepdims=True)
+    shifted = logits - jnp.take_along_axis(logits, best, axis=-1)
+    greedy = jnp.where(jnp.arange(logits.shape[-1]) == best, shifted, -jnp.inf)
+    return jnp.where(temperature > 0, shifted / jnp.where(temperature > 0, temperature, 1.0), greedy)
+
+
+def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
+    """Keeps the k largest logits and all that tie with the last of them."""
+    del context
+    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # + 0.0 makes one zero of two
+    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # uint32 that sorts as the floats do
+
+    def enough(kept):
+        return jnp.sum(kept, axis=-1, keepdims=True) >= k[:, None, None]
+
+    return jnp.where(order >= _largest_threshold(order, enough, 32), logits, -jnp.inf)
+
+
+def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
+    """Keeps the smallest set of most likely tokens whose mass reaches p, and all that tie with the last (nucleus)."""
+    del context
+    probs = jax.nn.softmax(logits, axis=-1)
+    order = lax.bitcast_convert_type(probs, jnp.uint32)  # non-negative floats sort as their bits do
+
+    def enough(kept):
+        return jnp.sum(jnp.where(kept, probs, 0.0), axis=-1, keepdims=True) >= p[:, None, None]
+
+    kept = (order >= _largest_threshold(order, enough, 30)) | (p[:, None, None] >= 1.0)
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def _largest_threshold(order: jax.Array, enough: Callable, bits: int) -> jax.Array:
+    """The largest t with enough(order >= t), uint32[B, T, 1], one bit a pass: cheaper than sorting a vocabulary."""
+
+    def set_bit(i, threshold):
+        raised = threshold | (jnp.uint32(1) << (bits - 1 - i).astype(jnp.uint32))
+        return jnp.where(enough(order >= raised), raised, threshold)
+
+    start = jnp.zeros((*order.shape[:-1], 1), jnp.uint32)
+    return lax.fori_loop(0, bits, set_bit, start)
+
+
+def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
+    """Keeps tokens at least p times as likely as the most likely one."""
+    del context
+    return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)[:, None, None], logits, -jnp.inf)
+
+
+# SamplingParams field -> transform (logits f32[B, T, V], value [B, ...], context) -> logits, in the order applied.
+CHAIN: dict[str, Callable[[jax.Array, jax.Array, Context], jax.Array]] = {
+    "logit_bias": add_bias,
+    "repetition_penalty": penalise_repetition,
+    "presence_penalty": penalise_presence,
+    "frequency_penalty": penalise_frequency,
+    "no_repeat_ngram_size": forbid_repeated_ngrams,
+    "allowed": allow_only,
+    "temperature": apply_temperature,
+    "top_k": keep_top_k,
+    "top_p": keep_top_p,
+    "min_p": keep_min_p,
+}

@@ -1,0 +1,138 @@
+"""The shared shapes: what a drafter proposes, what a verifier answers, what a round carries and reports.
+
+B rows, K drafted tokens, V vocabulary, L token capacity. Axis 0 of every leaf is the row.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from specjax.models.cache import KVCache
+from specjax.models.lm import LM
+from specjax.sampling import SamplingParams
+
+
+class Draft(NamedTuple):
+    """A chain of K proposed tokens a row."""
+
+    tokens: jax.Array  # i32[B, K]
+    valid: jax.Array  # bool[B, K]: proposed at all; a False ends the row's chain
+    probs: jax.Array | None  # f32[B, K, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
+
+
+class Verdict(NamedTuple):
+    """A verifier's answer."""
+
+    count: jax.Array  # i32[B] drafted tokens accepted
+    token: jax.Array  # i32[B] the correction, or the bonus after full acceptance
+
+
+class Request(NamedTuple):
+    """What is asked for, as arrays. All of it is traced: other values of these shapes compile nothing.
+
+    Capacity L leaves room for a whole block past every limit, since slices are clamped silently: limit + K + 1 <= L.
+    """
+
+    key: jax.Array  # key[B]; never advanced
+    sampling: SamplingParams
+    stop_ids: jax.Array  # i32[B, E], padded with NO_TOKEN
+    limit: jax.Array  # i32[B] length at which the row ends, prompt included
+    prompt_lengths: jax.Array  # i32[B]
+    tokens: jax.Array  # i32[B, L]; meaningful below the row's length
+
+
+class DecodeState(NamedTuple):
+    """All that a round carries. On entry ``cache`` covers ``lengths - 1`` tokens: the last one is not yet fed."""
+
+    # The request.
+    key: jax.Array
+    sampling: SamplingParams
+    stop_ids: jax.Array
+    limit: jax.Array
+    prompt_lengths: jax.Array
+    # Evolving.
+    tokens: jax.Array  # i32[B, L]
+    lengths: jax.Array  # i32[B]
+    active: jax.Array  # bool[B]
+    failed: jax.Array  # bool[B]: stopped because no token had a finite logit
+    cache: KVCache  # the target's
+    drafter: Any  # the drafter's own state
+    # The record (specjax.metrics reads it): one entry a round.
+    rounds: jax.Array  # i32[B]
+    drafted: jax.Array  # i32[B, L] drafted tokens that were verified in each round
+    accepted: jax.Array  # i32[B, L] of those, accepted and committed
+    logprobs: jax.Array | None  # f32[B, L] of each committed token under the raw logits; None unless asked for
+
+
+class Outcome(NamedTuple):
+    """What a drafter learns of a round, beside the new state."""
+
+    count: jax.Array  # i32[B] drafted tokens accepted and committed
+    logits: jax.Array  # f32[B, K+1, V] the target's, at every node of the block
+    hidden: jax.Array  # [B, K+1, H] the target's last hidden states
+
+
+class RoundInfo(NamedTuple):
+    """One round as an observer sees it."""
+
+    starts: jax.Array  # i32[B] length before the round
+    tokens: jax.Array  # i32[B, K+1]; the first ``committed`` count
+    committed: jax.Array  # i32[B]
+    accepted: jax.Array  # i32[B]
+    draft: jax.Array  # i32[B, K] tokens as proposed
+    drafted: jax.Array  # i32[B] how many of them were verified
+    p: jax.Array  # f32[B, K] the target's probability of each
+    q: jax.Array  # f32[B, K] the draft's
+    logprobs: jax.Array  # f32[B, K+1] raw log-probability of each token
+    active: jax.Array  # bool[B] after the round
+    failed: jax.Array  # bool[B]
+
+
+class Drafter(Protocol):
+    """Proposes tokens. A pytree: weights are its leaves, configuration is static; its state travels separately.
+
+    Laws, each tested for every drafter (specjax.testing): axis 0 of every state leaf is the row; what is reported as
+    q is the array that was sampled from; rollback goes by absolute lengths; the proposal after any history equals the
+    proposal of a fresh ``init`` on the same prefix; rows don't see each other.
+    """
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        """Block widths to compile, rising to K + 1; a round runs the narrowest that holds its longest draft."""
+        ...
+
+    def check(self, target: LM) -> None:
+        """Raises ValueError, before any device work, if this drafter can't serve this target."""
+        ...
+
+    def init(self, target: LM, batch: int, capacity: int) -> Any:
+        """The state of ``batch`` empty rows, for sequences of up to ``capacity`` tokens."""
+        ...
+
+    def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int) -> tuple[Draft, Any]:
+        """Up to K tokens after each row's last; a token for absolute position n is drawn with ``random.at(keys, n)``."""
+        ...
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> Any:
+        """The drafter's state after the round that led to ``state``."""
+        ...
+
+
+class Verifier(Protocol):
+    """Judges a draft against the target's distribution: arrays in, verdict out. A frozen dataclass, static in jit."""
+
+    lossless: bool
+
+    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The key[B] that drafters draw with, from the rows' keys and lengths i32[B]."""
+        ...
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        """Accepts a prefix of the draft and draws one more token.
+
+        Args:
+          p: f32[B, K+1, V] target probabilities; row i is conditioned on the first i drafted tokens.
+          draft: ``valid`` is prefix-closed, and p[:, i] is finite wherever valid[:, i].
+          keys: key[B], the rows' own.
+          lengths: i32[B]: drafted token i stands at absolute position lengths + i.
+        """
+        ...

@@ -1,0 +1,53 @@
+"""Pieces that the chain verifiers share."""
+
+import jax
+import jax.numpy as jnp
+
+from specjax import random
+from specjax.types import Draft
+
+
+def token_probs(probs: jax.Array, tokens: jax.Array) -> jax.Array:
+    """probs[B, K, V] of tokens i32[B, K]. -> f32[B, K]."""
+    return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+
+
+def draft_token_probs(draft: Draft) -> jax.Array:
+    """q of each drafted token, f32[B, K]: 1 for point masses."""
+    return jnp.ones(draft.tokens.shape) if draft.probs is None else token_probs(draft.probs, draft.tokens)
+
+
+def accepted_prefix(accept: jax.Array) -> jax.Array:
+    """Length of the leading run of True in bool[B, K]. -> i32[B]."""
+    return jnp.sum(jnp.cumprod(accept, axis=1, dtype=jnp.int32), axis=1)
+
+
+def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[b, index[b]] of x[B, N, ...], i32[B]. -> [B, ...]."""
+    return jnp.take_along_axis(x, index.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
+
+
+def draft_at(draft: Draft, index: jax.Array, vocab: int) -> jax.Array:
+    """q at node index i32[B], f32[B, V]: all zeros past the end of a row's chain."""
+    size = draft.tokens.shape[1]
+    if size == 0:
+        return jnp.zeros((index.shape[0], vocab))
+    inside = jnp.minimum(index, size - 1)
+    if draft.probs is None:
+        q = jax.nn.one_hot(row_at(draft.tokens, inside), vocab, dtype=jnp.float32)
+    else:
+        q = row_at(draft.probs, inside)
+    drafted = (index < size) & row_at(draft.valid, inside)
+    return jnp.where(drafted[:, None], q, 0.0)
+
+
+def residual(p: jax.Array, q: jax.Array) -> jax.Array:
+    """max(0, p - q) of f32[B, V], unnormalised; p itself where rounding leaves nothing."""
+    rest = jnp.maximum(p - q, 0.0)
+    return jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, p)
+
+
+def draw(keys: jax.Array, positions: jax.Array, probs: jax.Array) -> jax.Array:
+    """The target's own draw at positions i32[B] from unnormalised probs f32[B, V]. -> i32[B]."""
+    where = random.at(random.fold(keys, random.TOKEN), positions[:, None])
+    return random.categorical(where, probs[:, None])[:, 0]
