@@ -163,7 +163,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         num_key_value_heads=hf.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         max_position_embeddings=max_position,
-        rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=1e-6 if hf.get("rms_norm_eps") is None else hf["rms_norm_eps"],
         rope_theta=theta,
         rope_scaling=scaling,
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
@@ -191,7 +191,8 @@ def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeSca
     if hf.get("rope_parameters") and hf.get("rope_scaling"):
         if {**hf["rope_parameters"]} != {**hf["rope_parameters"], **hf["rope_scaling"]}:
             raise ValueError("config.json gives both rope_parameters and rope_scaling, and they differ; keep one")
-    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    # A null is an absent key here too: a null factor must not pass for one that was given.
+    rope = {k: v for k, v in (hf.get("rope_parameters") or hf.get("rope_scaling") or {}).items() if v is not None}
     thetas = [t for t in (hf.get("rope_theta"), rope.pop("rope_theta", None)) if t is not None]
     if len(set(thetas)) > 1:
         raise ValueError(
@@ -204,7 +205,9 @@ def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeSca
         raise ValueError(f"config.json names two rope types: {sorted(kinds)}; keep one")
     kind = kinds.pop() if kinds else "default"
     rope.pop("partial_rotary_factor", None) if rope.get("partial_rotary_factor") in (1, 1.0) else None
-    if kind == "default" and not rope:
+    if kind == "default":
+        if rope:
+            raise ValueError(f"config.json: rope scaling gives {sorted(rope)} but no rope_type that reads them")
         return theta, None
     if kind not in _ROPE_FIELDS:
         reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(_ROPE_FIELDS)}")
@@ -217,4 +220,4 @@ def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeSca
         )
     if kind != "linear":
         rope.setdefault("original_max_position_embeddings", max_position)
-    return theta, RopeScaling(kind=kind, **{k: v for k, v in rope.items() if v is not None})
+    return theta, RopeScaling(kind=kind, **rope)
