@@ -1,8 +1,28 @@
-"""Verifiers, by the names that ``generate(verifier=...)`` takes."""
+"""Verifiers, by the names that ``generate(verifier=...)`` takes. The last three are refused unless ``lossy=True``."""
 
+from specjax.verify.block import Block
 from specjax.verify.coupled import Coupled
+from specjax.verify.lossy import Lenient, LenientGreedy, TypicalAcceptance
+from specjax.verify.multi import multi_proposal, without_replacement
 from specjax.verify.rejection import Rejection
 
-VERIFIERS = {"rejection": Rejection(), "coupled": Coupled()}
+VERIFIERS = {
+    "rejection": Rejection(),
+    "coupled": Coupled(),
+    "block": Block(),
+    "lenient": Lenient(),
+    "lenient-greedy": LenientGreedy(),
+    "typical": TypicalAcceptance(),
+}
 
-__all__ = ["VERIFIERS", "Coupled", "Rejection"]
+__all__ = [
+    "VERIFIERS",
+    "Block",
+    "Coupled",
+    "Lenient",
+    "LenientGreedy",
+    "Rejection",
+    "TypicalAcceptance",
+    "multi_proposal",
+    "without_replacement",
+]

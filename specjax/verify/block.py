@@ -1,0 +1,79 @@
+"""Block verification: the draft is judged as a whole, which keeps at least as many tokens as judging one by one.
+
+Sun et al. 2024, "Block verification accelerates speculative decoding", algorithm 2. A row's chain ends where
+``draft.valid`` ends; that end is its K.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import random
+from specjax.types import Draft, Verdict
+from specjax.verify import chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Keep the longest prefix with u_i < h_i, then draw from norm(max(0, w_i p - q)); u_i uniform and independent."""
+
+    lossless = True
+
+    # How much is kept depends on drafted tokens and uniforms past the cut: that i tokens were kept says that u_j >= h_j
+    # for every j > i. A later round that met the same u_j, or drew its draft from the same noise, would meet a biased
+    # one. So both are addressed by the round's start as well. The token after the cut needs no such care: the target
+    # draws at a position at most once, and then commits it.
+    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
+        return random.fold(random.fold(keys, random.DRAFT), lengths)
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        size = draft.tokens.shape[1]
+        w = weights(p, draft)  # [B, K+1]
+        h = thresholds(p, draft, w)  # [B, K]
+        positions = lengths[:, None] + jnp.arange(size)
+        u = random.uniform(random.at(random.fold(random.fold(keys, random.ACCEPT), lengths), positions))
+        count = jnp.max(jnp.where(u < h, jnp.arange(1, size + 1, dtype=jnp.int32), 0), axis=1, initial=0)
+        rest = remainder(p, draft, w, count)
+        return Verdict(count, chain.draw(keys, lengths + count, rest))
+
+
+def weights(p: jax.Array, draft: Draft) -> jax.Array:
+    """w_i, the probability that at least i drafted tokens are kept, given the first i of them.
+
+    w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)): in logarithms a walk that is held at or below 0, which is the
+    free walk less its highest point so far.
+
+    Args:
+      p: f32[B, K+1, V].
+      draft: the proposal.
+
+    Returns:
+      f32[B, K+1]: exactly 1 where p = q all along, 0 past the end of a row's chain.
+    """
+    p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+    q_x = chain.draft_token_probs(draft)  # [B, K]
+    possible = draft.valid & (q_x > 0) & (p_x > 0)
+    steps = jnp.where(possible, jnp.log(p_x) - jnp.log(q_x), -jnp.inf)
+    free = jnp.cumsum(jnp.pad(steps, ((0, 0), (1, 0))), axis=1)  # [B, K+1]
+    return jnp.exp(free - lax.cummax(free, axis=1))
+
+
+def thresholds(p: jax.Array, draft: Draft, w: jax.Array) -> jax.Array:
+    """h_1..h_K, the probability of keeping i tokens once every longer prefix is refused. -> f32[B, K].
+
+    h_i = r_i / (r_i + 1 - w_i) with r_i = sum_x max(0, w_i p(x) - q(x)), and h_i = w_i at the end of the chain.
+    """
+    w = w[:, 1:]  # [B, K]
+    inner = w[:, :-1]  # [B, K-1]
+    q = jax.nn.one_hot(draft.tokens, p.shape[-1]) if draft.probs is None else draft.probs
+    r = jnp.sum(jnp.maximum(inner[..., None] * p[:, 1:-1] - q[:, 1:], 0.0), axis=-1)  # [B, K-1]
+    h = jnp.where(inner < 1, r / (r + 1 - inner), 1.0)  # p = q leaves 0/0, and every token is kept
+    return jnp.concatenate([jnp.where(draft.valid[:, 1:], h, inner), w[:, -1:]], axis=1)
+
+
+def remainder(p: jax.Array, draft: Draft, w: jax.Array, count: jax.Array) -> jax.Array:
+    """What the target draws from after ``count`` i32[B] kept tokens, unnormalised: max(0, p - q/w). -> f32[B, V]."""
+    scale = jnp.maximum(chain.row_at(w, count), jnp.finfo(jnp.float32).tiny)[:, None]
+    return chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]) / scale)

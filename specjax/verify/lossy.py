@@ -1,0 +1,117 @@
+"""Verifiers that trade exactness for acceptance. ``generate`` refuses them unless ``lossy=True``.
+
+docs/exactness.md lists what each costs on small tables, in total variation; tests/test_verify.py measures it.
+None looks past a refusal, so redrawing a refused position with the same key is as sound as for ``Rejection``.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import entr
+
+from specjax import random
+from specjax.types import Draft, Verdict
+from specjax.verify import chain
+
+
+class _RedrawsWithOneKey:
+    lossless = False
+
+    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
+        del lengths
+        return random.fold(keys, random.DRAFT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lenient(_RedrawsWithOneKey):
+    """Accept x ~ q with probability min(1, p(x) / (l q(x))); on refusal draw from norm(max(0, p - q)).
+
+    No token becomes likelier than p/l, and none with p > q likelier than p. At temperature 0, where p and q are
+    one-hot, nothing changes: see :class:`LenientGreedy`. Leviathan et al. 2023, appendix A.5.
+
+    Args:
+      lenience: l in (0, 1]; 1 is ``Rejection``, token for token.
+
+    Raises:
+      ValueError: for any other lenience.
+    """
+
+    lenience: float = 0.5
+
+    def __post_init__(self):
+        _check_fraction("lenience", self.lenience)
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        size = draft.tokens.shape[1]
+        p_x = chain.token_probs(p[:, :size], draft.tokens)  # [B, K]
+        q_x = chain.draft_token_probs(draft)  # [B, K]
+        positions = lengths[:, None] + jnp.arange(size)
+        u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
+        count = chain.accepted_prefix(draft.valid & (q_x > 0) & (u * (self.lenience * q_x) < p_x))
+        rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
+        return Verdict(count, chain.draw(keys, lengths + count, rest))
+
+
+@dataclasses.dataclass(frozen=True)
+class LenientGreedy(_RedrawsWithOneKey):
+    """Greedy decoding that also accepts x where p(x) > l max p; on refusal, and as the bonus, the most likely token.
+
+    The comparison needs p before it is sharpened to one-hot: request temperature 1 and let the drafter be greedy
+    (``DraftModel(temperature=0)``); nothing is drawn. At temperature 0 it is plain greedy decoding. Leviathan et al.
+    2023, appendix A.5, last paragraph, which prints the inequality the other way round.
+
+    Args:
+      lenience: l in (0, 1]; 1 is greedy decoding, token for token.
+
+    Raises:
+      ValueError: for any other lenience.
+    """
+
+    lenience: float = 0.5
+
+    def __post_init__(self):
+        _check_fraction("lenience", self.lenience)
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        del keys, lengths
+        best = jnp.argmax(p, axis=-1).astype(jnp.int32)  # [B, K+1]; ties go to the lowest id
+        p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+        near = p_x > self.lenience * jnp.max(p[:, :-1], axis=-1)
+        count = chain.accepted_prefix(draft.valid & (near | (draft.tokens == best[:, :-1])))
+        return Verdict(count, chain.row_at(best, count))
+
+
+@dataclasses.dataclass(frozen=True)
+class TypicalAcceptance(_RedrawsWithOneKey):
+    """Accept x where p(x) > min(epsilon, delta exp(-H(p))), H the entropy in nats; on refusal draw from p.
+
+    q plays no part: the less certain the target, the more it lets pass. At temperature 0 it is greedy decoding, token
+    for token. Cai et al. 2024, "Medusa", section 2.3.1, whose settings are the defaults.
+
+    Args:
+      epsilon: the hard threshold, in (0, 1].
+      delta: the factor of the entropy-dependent one, in (0, 1].
+
+    Raises:
+      ValueError: for values outside.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self):
+        _check_fraction("epsilon", self.epsilon)
+        _check_fraction("delta", self.delta)
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+        entropy = jnp.sum(entr(p[:, :-1]), axis=-1)  # [B, K]
+        typical = p_x > jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+        count = chain.accepted_prefix(draft.valid & typical)
+        return Verdict(count, chain.draw(keys, lengths + count, chain.row_at(p, count)))
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be a number above 0 and at most 1, got {value!r}")
