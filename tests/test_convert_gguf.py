@@ -5,13 +5,13 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from test_convert_llama import random_tensors
 
 from convert import gguf_llama
 from convert import llama as convert_llama
 from convert.gguf import GGUF, dequantise
 from convert.source import open_source
 from specjax.config import LlamaConfig, RopeScaling
-from tests.test_convert_llama import random_tensors
 
 CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 CONFIG = LlamaConfig(64, 64, 96, 2, 4, 2, 16, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)
@@ -54,7 +54,8 @@ def llama_metadata(config, **more):
         "llama.feed_forward_length": config.intermediate_size, "llama.rope.dimension_count": config.head_dim,
         "llama.attention.head_count": config.num_attention_heads,
         "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps, "llama.rope.freq_base": config.rope_theta, **more,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps, "llama.rope.freq_base": config.rope_theta,
+        **more,
     }  # fmt: skip
 
 

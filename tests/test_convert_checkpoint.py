@@ -1,0 +1,163 @@
+"""specjax's own folders, the conversion script, and how much memory a conversion takes."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from test_convert_llama import TINY, random_tensors
+from test_tokenizer import byte_level
+
+from convert import checkpoint
+from convert import llama as convert_llama
+from convert.source import open_source
+from specjax.config import from_hf
+
+ROOT = Path(__file__).resolve().parents[1]
+HF = {**TINY, "vocab_size": 272, "eos_token_id": 1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+
+
+def write_hf(folder, hf=HF, tokenizer=None, generation=None, **changes):
+    """A Hugging Face folder with random weights; returns them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    tensors = {**random_tensors(from_hf(hf)), **changes}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def run_script(*arguments):
+    """(exit code) of scripts/convert.py, in this process."""
+    spec = importlib.util.spec_from_file_location("convert_script", ROOT / "scripts" / "convert.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    before, sys.argv = sys.argv, ["convert.py", *map(str, arguments)]
+    try:
+        return script.main()
+    finally:
+        sys.argv = before
+
+
+def test_round_trip(tmp_path):
+    tensors = write_hf(tmp_path / "hf", tokenizer=byte_level())
+    source = open_source(tmp_path / "hf")
+    checkpoint.save(tmp_path / "own", source.config, source.fill(), source.tokenizer)
+    shutil.rmtree(tmp_path / "hf")
+    config, params, tokenizer = checkpoint.restore(tmp_path / "own")
+    assert config == from_hf(HF) and tokenizer.encode("ab") == byte_level().encode("ab")
+    back = convert_llama.to_hf(config, params)
+    assert all(back[name].tobytes() == array.tobytes() for name, array in tensors.items())
+    _, rounded, _ = checkpoint.restore(tmp_path / "own", jnp.bfloat16)
+    expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), rounded, expected))
+
+
+def test_folders_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    config = from_hf(HF)
+    params = convert_llama.from_hf_tensors(config, random_tensors(config).items())
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="taken exists already"):
+        checkpoint.save(tmp_path / "taken", config, params)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(config), "to_dict", lambda self: 1 / 0)  # fails after the weights are written
+        with pytest.raises(ZeroDivisionError):
+            checkpoint.save(tmp_path / "new", config, params)
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_unsound_folders_are_refused(tmp_path):
+    config = from_hf(HF)
+    own = tmp_path / "own"
+    checkpoint.save(own, config, convert_llama.from_hf_tensors(config, random_tensors(config).items()))
+    head = json.loads((own / "specjax.json").read_text())
+
+    def refused(words, **changes):
+        (own / "specjax.json").write_text(json.dumps({**head, **changes}))
+        with pytest.raises(ValueError, match=words):
+            checkpoint.restore(own)
+
+    refused("format 9", format=9)
+    refused("norm", config={**head["config"], "hidden_size": 40})
+    refused("layers.*absent", config={**head["config"], "num_hidden_layers": 3})
+    refused("lm_head.*expected nothing", config={**head["config"], "tie_word_embeddings": True})
+    refused("unexpected keyword", config={**head["config"], "other": 3})
+    (own / "specjax.json").write_text(json.dumps(head))
+    for file in (own / "params").rglob("*"):
+        if file.is_file() and file.stat().st_size > 10_000:
+            file.write_bytes(file.read_bytes()[:5_000])
+    with pytest.raises(ValueError, match="can't be restored"):
+        checkpoint.restore(own)
+    shutil.rmtree(own / "params")
+    with pytest.raises(ValueError, match="can't be restored"):
+        checkpoint.restore(own)
+    (own / "specjax.json").unlink()
+    with pytest.raises(ValueError, match="specjax.json"):
+        checkpoint.restore(own)
+
+
+def test_script(tmp_path, capsys):
+    tensors = write_hf(tmp_path / "hf", tokenizer=byte_level())
+    assert run_script(tmp_path / "hf", tmp_path / "own") == 0
+    assert "21/21 tensors" in capsys.readouterr().out
+    assert run_script(tmp_path / "own", tmp_path / "half", "--dtype", "float16") == 0
+    config, params, _ = checkpoint.restore(tmp_path / "half")
+    back = convert_llama.to_hf(config, params)
+    assert all((back[name] == array.astype(np.float16)).all() for name, array in tensors.items())
+
+
+def test_script_refuses_in_one_sentence(tmp_path, capsys):
+    write_hf(tmp_path / "hf", **{"model.norm.weight": np.full(32, np.nan, np.float32)})
+    write_hf(tmp_path / "cut")
+    cut = tmp_path / "cut" / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    refusals = {"hf": "not finite: model.norm.weight", "cut": "it is cut short", "none": "neither a file"}
+    for source, words in refusals.items():
+        assert run_script(tmp_path / source, tmp_path / "own") == 2
+        error = capsys.readouterr().err
+        assert words in error and error.startswith("error: ") and "Traceback" not in error
+        assert not (tmp_path / "own").exists()
+    assert run_script(tmp_path / "hf", tmp_path / "cut") == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+MEASURE = """
+import resource, sys
+from convert import checkpoint
+from convert.source import open_source
+
+def convert(name):
+    source = open_source(f"{sys.argv[1]}/{name}")
+    checkpoint.save(f"{sys.argv[1]}/{name}-own", source.config, source.fill())
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+convert("small")  # what the libraries themselves take
+before = peak()
+convert("large")
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss in kB, and pages given back: Linux")
+def test_a_conversion_takes_the_model_and_one_tensor(tmp_path):
+    write_hf(tmp_path / "small")
+    large = {**HF, "vocab_size": 12_000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
+    tensors = write_hf(tmp_path / "large", large)
+    model, largest = sum(a.nbytes for a in tensors.values()), max(a.nbytes for a in tensors.values())
+    del tensors
+    command = [sys.executable, "-c", MEASURE, tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert int(run.stdout) < model + largest, (int(run.stdout) / 1e6, model / 1e6, largest / 1e6)

@@ -1,0 +1,153 @@
+"""Tokenizers: the same ids as the file says, one BOS, and two tokenizers told apart."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from specjax.text import TextStream
+from specjax.tokenizer import Tokenizer, check_same_tokenizer
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TEMPLATE = TURNS + "{% if add_generation_prompt %}[a]{% endif %}"
+
+
+def byte_level(extra=(), bos="<s>", add_bos=True, template=TEMPLATE, order=None):
+    """A byte-level BPE over single bytes, specials first."""
+    letters = order or sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "</s>", "<t>", *letters, *extra]
+    backend = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>", "<t>"])
+    return Tokenizer(backend, backend.token_to_id(bos), backend.token_to_id("</s>"), add_bos, template)
+
+
+def sentencepiece_like():
+    """As Llama 2's: a space before the text, spaces as U+2581, bytes as <0xNN>, BOS by the post-processor."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    backend = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, merges, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(backend, 1, 2)
+
+
+def test_b87_different_tokenizers_are_told_apart():
+    a = byte_level()
+    check_same_tokenizer(a, byte_level())
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    swapped = [*letters[:4], letters[5], letters[4], *letters[6:]]
+    with pytest.raises(ValueError, match=f"first at id 7: '{letters[4]}' and '{letters[5]}'"):
+        check_same_tokenizer(a, byte_level(order=swapped))
+    with pytest.raises(ValueError, match="first at id 259: None and 'extra'"):
+        check_same_tokenizer(a, byte_level(extra=["extra"]))
+    with pytest.raises(ValueError, match="differ in bos_id: 0 '<s>' and 2 '<t>'"):
+        check_same_tokenizer(a, byte_level(bos="<t>"))
+    with pytest.raises(ValueError, match="first at id 0: '<s>' and '<unk>'"):
+        check_same_tokenizer(a, sentencepiece_like())
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{{ bos_token }}" + TEMPLATE])
+def test_b89_one_bos(template):
+    t = byte_level(template=template)
+    assert t.encode("hi").count(0) == t.encode("<s>hi").count(0) == 1
+    messages = [{"role": "user", "content": "hi"}]
+    ids = t.apply_chat_template(messages)
+    assert ids[0] == 0 and ids.count(0) == 1 and ids == t.apply_chat_template("hi")
+    assert t.decode(ids) == "[user]hi[a]"
+    assert t.decode(t.apply_chat_template(messages, add_generation_prompt=False)) == "[user]hi"
+    plain = byte_level(add_bos=False, template=template)
+    assert plain.encode("hi").count(0) == 0
+    assert plain.apply_chat_template("hi").count(0) == ("bos_token" in template)
+
+
+def test_b89_bos_by_the_post_processor():
+    t = sentencepiece_like()
+    assert t.add_bos and t.encode("ab") == [1, t.backend.token_to_id("▁ab")]
+
+
+@pytest.mark.parametrize("tokenizer", [sentencepiece_like(), byte_level()], ids=["sentencepiece", "bytes"])
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 6])
+def test_b91_stream_equals_full_decode(tokenizer, block):
+    for text in (" ab a  b\nab", "\nab", "  ab", "ab é日本 🙂 ab\n\n a", ""):
+        ids = tokenizer.backend.encode(text, add_special_tokens=False).ids + [tokenizer.eos_id]
+        stream, pieces = TextStream(tokenizer), []
+        for i in range(0, len(ids), block):
+            pieces += [stream.push(token) for token in ids[i : i + block]]
+        pieces.append(stream.flush())
+        assert "".join(pieces) == tokenizer.decode(ids)
+        assert tokenizer.decode(ids) == text
+
+
+def test_folder_round_trip(tmp_path):
+    from transformers import AutoTokenizer
+
+    for name, t in (("a", byte_level()), ("b", byte_level(add_bos=False, template=None)), ("c", sentencepiece_like())):
+        t.save(tmp_path / name)
+        back = Tokenizer.load(tmp_path / name)
+        check_same_tokenizer(t, back)
+        assert (back.add_bos, back.chat_template) == (t.add_bos, t.chat_template)
+        assert back.encode("ab ü 12") == t.encode("ab ü 12")
+        theirs = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert theirs.encode("ab ü 12", add_special_tokens=False) == back.backend.encode(
+            "ab ü 12", add_special_tokens=False
+        ).ids
+
+
+def test_folders_of_others(tmp_path):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+        Tokenizer.load(tmp_path)
+    byte_level().save(tmp_path)
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>",
+              "chat_template": [{"name": "tool", "template": "x"}, {"name": "default", "template": "y"}]}  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    t = Tokenizer.load(tmp_path)
+    assert (t.bos_id, t.eos_id, t.add_bos, t.chat_template) == (0, 1, False, "y")
+    (tmp_path / "chat_template.jinja").write_text("z")
+    assert Tokenizer.load(tmp_path).chat_template == "z"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<other>"}))
+    with pytest.raises(ValueError, match="<other>"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json can't be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_chat_template_errors():
+    with pytest.raises(ValueError, match="no chat template"):
+        byte_level(template=None).apply_chat_template("hi")
+    with pytest.raises(ValueError, match="only users"):
+        byte_level(template="{{ raise_exception('only users') }}").apply_chat_template("hi")
+
+
+def test_ids_beyond_the_vocabulary_are_padding():
+    t = byte_level()
+    assert t.decode([*t.encode("ab"), len(t) + 5]) == "ab" and t.token_str(len(t) + 5) == f"<{len(t) + 5}>"
+
+
+def gguf_metadata(**more):
+    tokens = ["<e>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "12"]
+    meta = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": [3, 3] + [1] * (len(tokens) - 2),
+            "merges": ["a b", "1 2"], "bos_token_id": 1, "eos_token_id": 0, **more}  # fmt: skip
+    return {f"tokenizer.ggml.{k}": v for k, v in meta.items()}
+
+
+def test_gguf_byte_level_bpe():
+    t = Tokenizer.from_gguf(gguf_metadata())
+    text = "ab 12é<e>\n"
+    assert t.decode(t.encode(text), skip_special_tokens=False) == text
+    assert t.decode(t.encode(text)) == "ab 12é\n"
+    words = [t.token_str(i) for i in t.encode("ab12<s>")]
+    assert words == ["ab", "1", "2", "<s>"]  # smollm splits digits
+    assert not t.add_bos and (t.bos_id, t.eos_id) == (1, 0)
+    joined = Tokenizer.from_gguf(gguf_metadata(pre="gpt-2", add_bos_token=True))
+    assert [joined.token_str(i) for i in joined.encode("ab12")] == ["<s>", "ab", "12"]
+    for more in ({"pre": "qwen2"}, {"model": "llama"}):
+        with pytest.raises(ValueError, match="qwen2|'llama'"):
+            Tokenizer.from_gguf(gguf_metadata(**more))
