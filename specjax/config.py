@@ -47,8 +47,16 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                     "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 raise ValueError(f"config: {name} must be a positive integer, got {value!r}")
@@ -79,6 +87,54 @@ class LlamaConfig:
         return cls(**fields)
 
 
+def _llama3(hidden, intermediate, layers, heads, head_dim, tied, factor, **changes) -> LlamaConfig:
+    return LlamaConfig(
+        **{
+            **dict(
+                vocab_size=128256,
+                hidden_size=hidden,
+                intermediate_size=intermediate,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=8,
+                head_dim=head_dim,
+                max_position_embeddings=131072,
+                rms_norm_eps=1e-5,
+                rope_theta=500000.0,
+                tie_word_embeddings=tied,
+                bos_token_id=128000,
+                eos_token_ids=(128001, 128008, 128009),
+                rope_scaling=RopeScaling("llama3", factor, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+            ),
+            **changes,
+        }
+    )
+
+
+# Published shapes, for benchmarks on made-up weights; a checkpoint brings its own config.json.
+PRESETS = {
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=100000.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    ),
+    "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 64, tied=True, factor=32.0),
+    "llama-3.2-3b": _llama3(3072, 8192, 28, 24, 128, tied=True, factor=32.0),
+    "llama-3.1-8b": _llama3(4096, 14336, 32, 32, 128, tied=False, factor=8.0),
+    "llama-3.1-70b": _llama3(8192, 28672, 80, 64, 128, tied=False, factor=8.0),
+}
+
+
 # Keys of a config.json that change nothing in inference.
 _IGNORED = frozenset(
     "_name_or_path architectures auto_map torch_dtype dtype transformers_version use_cache initializer_range "
@@ -87,7 +143,7 @@ _IGNORED = frozenset(
     "use_bfloat16 tokenizer_class prefix begin_suppress_tokens chunk_size_feed_forward finetuning_task "
     "name_or_path bos_token_id eos_token_id max_sequence_length model_max_length unsloth_version unsloth_fixed "
     "use_return_dict _attn_implementation_autoset _attn_implementation attn_implementation "
-    "rope_interleaved_checked".split()
+    "".split()
 )
 # Keys whose only implemented value is the one given (None and absence always pass).
 _REQUIRED = {
@@ -177,8 +233,16 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
 _ROPE_FIELDS = {
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale",
-             "mscale_all_dim", "truncate"},
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    },
 }
 _ROPE_REFUSED = {
     "dynamic": "its frequencies change with the length reached, so cached keys would need rotating again",

@@ -29,9 +29,7 @@ def round(
     draft, drafter_state = drafter.propose(target, state, keys, num_speculative_tokens)
     draft = usable(draft, state)
     out = score(target, state, draft, drafter.widths(num_speculative_tokens))
-    context = sampling.Context(
-        state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens)
-    )
+    context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens))
     p = sampling.distribution(out.logits, state.sampling, context)  # [B, K+1, V]
     finite = jnp.isfinite(p[..., 0])  # [B, K+1]; a position without a distribution is NaN throughout
     draft = draft._replace(valid=draft.valid & _prefix(finite[:, :-1]))

@@ -67,11 +67,6 @@ class Job:
     chunk: int
     options: Options
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        stop = self.options.stop
-        return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-
     def start(self, request: Request) -> DecodeState:
         return decode.start_jit(self.lm, self.drafter, request, chunk=self.chunk, logprobs=self.options.logprobs)
 
@@ -93,7 +88,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")
     if options.stop is not None and lm.tokenizer is None:
         raise ValueError("stop strings need a tokenizer, and the model has none; use eos_token_id")
-    if not all(isinstance(s, str) and s for s in ([options.stop] if isinstance(options.stop, str) else options.stop or ())):
+    if not all(isinstance(s, str) and s for s in stop_strings(options)):
         raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
     drafter.check(lm)
     ids = requests.encode_prompts(lm, prompts, options.chat)
@@ -104,10 +99,16 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
 
 
+def stop_strings(options: Options) -> tuple[str, ...]:
+    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+
+
 def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
     value = table.get(value, value) if isinstance(value, str) else value
     if not hasattr(value, method):
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}")
+        raise ValueError(
+            f"{what} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
+        )
     return value
 
 
@@ -127,7 +128,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
       NoDistributionError: if a row ends up with no finite logit (NaN weights, contradictory masks).
     """
     job = prepare(lm, prompts, Options(**options))
-    if job.stop:  # strings can only be looked for on the host
+    if stop_strings(job.options):  # strings can only be looked for on the host
         rounds = Stream(job)
         for _ in rounds:
             pass
@@ -161,7 +162,7 @@ def warmup(lm: LM, prompts: str | Sequence, **options) -> None:
     job = prepare(lm, prompts, Options(**options))
     ones = jnp.ones_like(job.request.limit)
     state = job.start(job.request._replace(prompt_lengths=ones, limit=ones))  # every row is at its limit
-    if job.stop:
+    if stop_strings(job.options):
         state, _ = job.round(state)
     else:
         state = job.run(state)
@@ -178,7 +179,7 @@ class _Row:
         self.accepted: list[int] = []
         self.finish_reason: str | None = None
         self.failed = False
-        self.text = TextStream(job.lm.tokenizer, job.stop) if job.lm.tokenizer is not None else None
+        self.text = TextStream(job.lm.tokenizer, stop_strings(job.options)) if job.lm.tokenizer is not None else None
 
     def reason_of_end(self, job: Job, index: int) -> str:
         stop_ids = np.asarray(job.request.stop_ids)[index]

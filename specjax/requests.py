@@ -1,4 +1,4 @@
-"""From what a user writes to the arrays of a :class:`specjax.types.Request`; everything is checked here, on the host."""
+"""From what a user writes to the arrays of a :class:`specjax.types.Request`, with every check, on the host."""
 
 import dataclasses
 import math

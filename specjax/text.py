@@ -26,7 +26,7 @@ class TextStream:
         """The text that one more token adds; empty while it ends inside a character."""
         self._tokens.append(token)
         before, after = self._decode()
-        piece = after[len(before):]
+        piece = after[len(before) :]
         longest = max(map(len, self.stop), default=0)
         recent = self.text[-longest:] + piece if longest else ""
         self.stopped = self.stopped or any(s in recent for s in self.stop)
@@ -37,7 +37,7 @@ class TextStream:
     def flush(self) -> str:
         """What was held back as incomplete; call it once, after the last token."""
         before, after = self._decode()
-        return self._emit(after[len(before):])
+        return self._emit(after[len(before) :])
 
     def _decode(self) -> tuple[str, str]:
         return (

@@ -108,8 +108,10 @@ class Drafter(Protocol):
         """The state of ``batch`` empty rows, for sequences of up to ``capacity`` tokens."""
         ...
 
-    def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int) -> tuple[Draft, Any]:
-        """Up to K tokens after each row's last; a token for absolute position n is drawn with ``random.at(keys, n)``."""
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, Any]:
+        """Up to K tokens after each row's last; one for absolute position n is drawn with ``random.at(keys, n)``."""
         ...
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> Any:

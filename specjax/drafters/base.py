@@ -22,5 +22,5 @@ class Stateless:
 
 
 def static(cls):
-    """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are compile-time constants."""
+    """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are static in jit."""
     return jax.tree_util.register_static(cls)

@@ -18,7 +18,9 @@ class NoDraft(Stateless):
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
 
-    def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int) -> tuple[Draft, tuple]:
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple]:
         del target, keys
         shape = (state.lengths.shape[0], num_speculative_tokens)
         return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), ()

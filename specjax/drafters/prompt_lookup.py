@@ -33,7 +33,9 @@ class PromptLookup(Stateless):
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return tuple(sorted({1, num_speculative_tokens + 1}))  # a round without a match is a plain step
 
-    def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int) -> tuple[Draft, tuple]:
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple]:
         del target, keys
 
         def row(tokens, length):

@@ -51,5 +51,7 @@ def with_lengths(cache: KVCache, lengths: jax.Array) -> KVCache:
 
 def nbytes(config: LlamaConfig, batch: int, capacity: int, dtype) -> int:
     """Bytes that :func:`alloc` takes on the device."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in
-               jax.tree.leaves(jax.eval_shape(lambda: alloc(config, batch, capacity, dtype))))
+    return sum(
+        leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(jax.eval_shape(lambda: alloc(config, batch, capacity, dtype)))
+    )
