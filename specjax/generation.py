@@ -157,15 +157,13 @@ def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
     return Stream(prepare(lm, prompts, Options(**options)))
 
 
-def warmup(lm: LM, prompts: str | Sequence, **options) -> None:
-    """Compiles what ``generate`` with these arguments will run, without generating anything."""
+def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
+    """Compiles what ``generate`` (or ``stream``) with these arguments will run, without generating anything."""
     job = prepare(lm, prompts, Options(**options))
     ones = jnp.ones_like(job.request.limit)
     state = job.start(job.request._replace(prompt_lengths=ones, limit=ones))  # every row is at its limit
-    if stop_strings(job.options):
-        state, _ = job.round(state)
-    else:
-        state = job.run(state)
+    by_round = streaming or bool(stop_strings(job.options))
+    state = job.round(state)[0] if by_round else job.run(state)
     jax.block_until_ready(state.lengths)
 
 

@@ -1,0 +1,199 @@
+"""Decodes prompts speculatively and shows how the drafts fared.
+
+python scripts/generate.py --prompt "Why is the sky blue?" --chat
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import specjax
+from specjax import trace
+from specjax.drafters import DraftModel, PromptLookup
+from specjax.verify import VERIFIERS
+
+DEFAULT_PROMPT = (
+    "Correct the spelling and give back the whole text: Our solar sistem has eight planets. Mercury is the smallest "
+    "planet and Jupiter is the largest planet. Mercury is the planet closest to the Sun and Neptune is the planet "
+    "farthest from the Sun."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"error: {message} (see --help)\n")
+
+
+def parse(argv) -> argparse.Namespace:
+    parser = Parser(description="Decodes prompts speculatively with a Llama-family model.")
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", help="default model, folder, GGUF file or hub name (%(default)s)")
+    add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
+    add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
+    add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
+    add("--drafter", choices=("none", "model", "ngram"), default="ngram", help="who proposes tokens (%(default)s)")
+    add("--draft-model", help="for --drafter model: a smaller model with the same tokenizer")
+    add("--prompt-lookup-max", type=int, default=3, help="for --drafter ngram: longest match looked for (%(default)s)")
+    add("--prompt-lookup-min", type=int, default=1, help="for --drafter ngram: shortest match (%(default)s)")
+    add("--num-speculative-tokens", type=int, default=5, help="K, drafted tokens a round at most (%(default)s)")
+    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
+    add("--max-new-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    add("--top-k", type=int)
+    add("--top-p", type=float)
+    add("--min-p", type=float)
+    add("--repetition-penalty", type=float)
+    add("--presence-penalty", type=float)
+    add("--frequency-penalty", type=float)
+    add("--no-repeat-ngram-size", type=int)
+    add("--stop", action="append", help="text that ends a completion; may be repeated")
+    add("--ignore-eos", action="store_true")
+    add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
+    add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
+    add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
+    add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+    args = parser.parse_args(argv)
+    if args.drafter == "model" and not args.draft_model:
+        parser.error("--drafter model needs --draft-model")
+    if args.draft_model and args.drafter != "model":
+        parser.error(f"--draft-model is used only with --drafter model, not with --drafter {args.drafter}")
+    if args.compare and args.drafter == "none":
+        parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
+    if args.stream and (args.json or args.compare or args.trace):
+        parser.error("--stream can't go with --json, --compare or --trace")
+    if args.compare and args.trace:
+        parser.error("--compare and --trace can't go together: looking at each round takes time")
+    return args
+
+
+def options_of(args: argparse.Namespace) -> dict:
+    """Keyword arguments of specjax.generate."""
+    names = (
+        "verifier num_speculative_tokens max_new_tokens temperature top_k top_p min_p repetition_penalty "
+        "presence_penalty frequency_penalty no_repeat_ngram_size stop ignore_eos seed chat"
+    )
+    options = {name: getattr(args, name) for name in names.split()}
+    if args.drafter == "ngram":
+        options["drafter"] = PromptLookup(args.prompt_lookup_max, args.prompt_lookup_min)
+    elif args.drafter == "model":
+        options["drafter"] = DraftModel(specjax.load(args.draft_model, dtype=args.dtype))
+    return options
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts = args.prompt + [path.read_text(encoding="utf-8") for path in args.prompt_file]
+    if not prompts:
+        args.chat = True
+        prompts = [DEFAULT_PROMPT]
+    return prompts
+
+
+def speed(result: specjax.Result) -> float:
+    """New tokens a second of decoding, without prefill and compilation."""
+    return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
+
+
+def record(result: specjax.Result) -> str:
+    """The few lines under the text."""
+
+    def ratio(of, by):
+        return f"{of / by:.2f}" if by else "none drafted"
+
+    drafted = sum(m.num_draft_tokens for m in result.metrics)
+    accepted = sum(m.num_accepted_tokens for m in result.metrics)
+    tokens = sum(m.completion_tokens for m in result.metrics)
+    rounds = sum(m.num_steps for m in result.metrics)
+    spec = sum(m.num_spec_steps for m in result.metrics)
+    return (
+        f"tokens {tokens} in {rounds} target steps ({ratio(tokens, rounds)} a step); "
+        f"finished by {', '.join(map(str, result.finish_reasons))}\n"
+        f"drafted {drafted}, accepted {accepted}; acceptance rate {ratio(accepted, drafted)}; "
+        f"mean acceptance length {ratio(spec + accepted, spec)} over {spec} speculative steps\n"
+        f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    prompts = read_prompts(args)
+    lm = specjax.load(args.model, dtype=args.dtype)
+    options = options_of(args)
+    streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not args.json)
+    streamed = streamed and not args.compare
+    specjax.warmup(lm, prompts, streaming=streamed, **options)
+    rounds: list[list[dict]] = [[] for _ in prompts]
+    if streamed:
+        events = specjax.stream(lm, prompts, **options)
+        shown = 0
+        for event in events:
+            if args.trace:
+                for info in events.trace[shown:]:
+                    for row, entry in enumerate(trace.describe(info, lm.tokenizer)):
+                        rounds[row] += [entry] if entry else []
+                        if entry and not args.json:
+                            label = f"[{row}] " if len(prompts) > 1 else ""
+                            print(label + trace.line(entry, colour=sys.stdout.isatty()), flush=True)
+                shown = len(events.trace)
+            elif len(prompts) == 1:
+                print(event.text, end="", flush=True)
+        result = events.result()
+        if not args.trace:
+            print()
+    else:
+        result = specjax.generate(lm, prompts, **options)
+    several = len(prompts) > 1
+    if not args.json and (not streamed or args.trace or several):
+        for prompt, text in zip(prompts, result.texts or [], strict=True):
+            print(f"--- {prompt}\n{text}" if several else text)
+    timing = {**result.seconds, "tokens_per_second": speed(result)}
+    if args.compare:
+        plain_options = {**options, "drafter": None}
+        specjax.warmup(lm, prompts, **plain_options)
+        plain = specjax.generate(lm, prompts, **plain_options)
+        timing["plain"] = {**plain.seconds, "tokens_per_second": speed(plain)}
+        timing["ratio"] = speed(result) / speed(plain) if speed(plain) else None
+        timing["identical"] = result.tokens == plain.tokens
+    if args.json:
+        completions = [
+            {
+                "prompt": prompt,
+                "text": result.texts[i] if result.texts else None,
+                "tokens": result.tokens[i],
+                "finish_reason": result.finish_reasons[i],
+                "metrics": result.metrics[i].to_dict(),
+                **({"rounds": rounds[i]} if args.trace else {}),
+            }
+            for i, prompt in enumerate(prompts)
+        ]
+        print(json.dumps({"completions": completions, "timing": timing}))
+        return
+    print("\n" + record(result))
+    if args.compare:
+        same = "identical output" if timing["identical"] else "different output (see docs/exactness.md)"
+        print(
+            f"plain decoding: {result_seconds(plain)}; speculative: {result_seconds(result)}; "
+            f"{timing['ratio']:.2f} times the tokens/s; {same}"
+        )
+
+
+def result_seconds(result: specjax.Result) -> str:
+    return f"{result.seconds['decode']:.2f} s ({speed(result):.1f} tokens/s)"
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    args = parse(argv)
+    try:
+        run(args)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""A round as a person reads it: what was drafted, with q and p, what became of it, and the target's own token."""
+
+from typing import Any
+
+from specjax.types import RoundInfo
+
+GREEN, RED, BLUE, RESET = "\033[32m", "\033[9;31m", "\033[34m", "\033[0m"
+
+
+def describe(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
+    """One JSON-ready dict a row; None for a row that committed nothing.
+
+    Keys: ``position`` (of the round's first token), ``drafted`` (list of {token, text, q, p, accepted}), ``token``
+    and ``text`` of the target's own token and its ``kind``: "correction", "bonus", "plain", or None if a stop or the
+    limit cut it off.
+    """
+    entries: list[dict | None] = []
+    for row, committed in enumerate(info.committed.tolist()):
+        if not committed:
+            entries.append(None)
+            continue
+        drafted, accepted = int(info.drafted[row]), int(info.accepted[row])
+        own = int(info.tokens[row, accepted]) if committed > accepted else None
+        kind = "plain" if not drafted else "bonus" if accepted == drafted else "correction"
+        entries.append(
+            {
+                "position": int(info.starts[row]),
+                "drafted": [
+                    {
+                        "token": int(info.draft[row, i]),
+                        "text": _text(tokenizer, info.draft[row, i]),
+                        "q": float(info.q[row, i]),
+                        "p": float(info.p[row, i]),
+                        "accepted": i < accepted,
+                    }
+                    for i in range(drafted)
+                ],
+                "token": own,
+                "text": None if own is None else _text(tokenizer, own),
+                "kind": None if own is None else kind,
+            }
+        )
+    return entries
+
+
+def line(entry: dict, colour: bool) -> str:
+    """One line of text for an entry of :func:`describe`."""
+    parts = []
+    for draft in entry["drafted"]:
+        fate = "accepted" if draft["accepted"] else "rejected"
+        shade = GREEN if draft["accepted"] else RED
+        text = f"{shade}{draft['text']!r}{RESET}" if colour else f"{draft['text']!r}"
+        parts.append(f"{text} q={draft['q']:.2f} p={draft['p']:.2f}" + ("" if colour else f" {fate}"))
+    if entry["kind"]:
+        text = f"{BLUE}{entry['text']!r}{RESET}" if colour else f"{entry['text']!r}"
+        parts.append(f"{entry['kind']} {text}")
+    return f"{entry['position']:>5}: " + "; ".join(parts)
+
+
+def _text(tokenizer: Any | None, token: Any) -> str:
+    return str(int(token)) if tokenizer is None else tokenizer.decode([int(token)], skip_special_tokens=False)
