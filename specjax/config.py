@@ -146,7 +146,7 @@ _IGNORED = frozenset(
     "".split()
 )
 # Keys whose only implemented value is the one given (None and absence always pass).
-_REQUIRED = {
+_REQUIRED: dict[str, tuple] = {
     "model_type": ("llama",),
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),

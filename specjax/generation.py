@@ -251,7 +251,7 @@ class Stream:
                 row.finish_reason = row.reason_of_end(self._job, index)
             if row.text and row.finish_reason:
                 piece += row.text.flush()
-            yield Event(index, row.tokens[-1], piece, i < info.accepted[index], row.finish_reason)
+            yield Event(index, row.tokens[-1], piece, i < int(info.accepted[index]), row.finish_reason)
             if row.finish_reason:
                 return
 
@@ -289,4 +289,4 @@ for _function in (generate, stream, warmup):
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in dataclasses.fields(Options)
     ]
-    _function.__signature__ = _signature.replace(parameters=[*_given, *_options])  # type: ignore[attr-defined]
+    setattr(_function, "__signature__", _signature.replace(parameters=[*_given, *_options]))  # noqa: B010

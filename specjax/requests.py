@@ -216,7 +216,7 @@ def _seeds(seed: Any, batch: int) -> np.ndarray:
 
 def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
     """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
-    given = options.eos_token_id
+    given: Any = options.eos_token_id
     if options.ignore_eos:
         ids = []
     elif given is None:

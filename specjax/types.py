@@ -23,7 +23,7 @@ class Draft(NamedTuple):
 class Verdict(NamedTuple):
     """A verifier's answer."""
 
-    count: jax.Array  # i32[B] drafted tokens accepted
+    count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted
     token: jax.Array  # i32[B] the correction, or the bonus after full acceptance
 
 
@@ -67,7 +67,7 @@ class DecodeState(NamedTuple):
 class Outcome(NamedTuple):
     """What a drafter learns of a round, beside the new state."""
 
-    count: jax.Array  # i32[B] drafted tokens accepted and committed
+    count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted and committed
     logits: jax.Array  # f32[B, K+1, V] the target's, at every node of the block
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
 

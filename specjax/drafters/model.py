@@ -1,7 +1,7 @@
 """A draft model: any smaller Llama with the target's tokenizer, decoding ahead with a cache of its own."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +63,10 @@ class DraftModel:
             # Two tokens a step, the one before the last again: then full acceptance leaves no hole in the cache, and
             # all K steps are one program.
             position = state.lengths - 1 + i  # of the last token
-            start = jnp.maximum(position - 1, 0)
+            fed = jnp.maximum(position - 1, 0)
             pair = jnp.where((position > 0)[:, None], jnp.stack([previous, last], 1), jnp.stack([last, last], 1))
-            out = self.lm(pair, kv.with_lengths(cache, start))
-            logits = _fit(row_at(out.logits, position - start), vocab)[:, None]  # [B, 1, V]
+            out = self.lm(pair, kv.with_lengths(cache, fed))
+            logits = _fit(row_at(out.logits, position - fed), vocab)[:, None]  # [B, 1, V]
             context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, drafted[:, None])
             q = sampling.distribution(logits, params, context)
             token = random.categorical(random.at(keys, position[:, None] + 1), q)[:, 0]
@@ -77,9 +77,9 @@ class DraftModel:
         last = state.tokens[rows, state.lengths - 1]
         previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
         nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN)
-        (cache, *_), (tokens, q) = lax.scan(
-            step, (cache, previous, last, nothing), jnp.arange(num_speculative_tokens, dtype=jnp.int32)
-        )
+        start: Any = (cache, previous, last, nothing)
+        steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
+        (cache, *_), (tokens, q) = lax.scan(step, start, steps)
         cache = kv.with_lengths(cache, state.lengths - 1 + num_speculative_tokens)
         tokens, q = tokens.swapaxes(0, 1), q.swapaxes(0, 1)  # [B, K], [B, K, V]
         positions = state.lengths[:, None] + jnp.arange(num_speculative_tokens)

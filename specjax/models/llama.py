@@ -21,7 +21,7 @@ from specjax.models.cache import KVCache
 class Output(NamedTuple):
     """What one call of the model returns."""
 
-    logits: jax.Array | None  # f32[B, T, V]; None when not asked for
+    logits: jax.Array  # f32[B, T, V]; V = 0 when not asked for
     hidden: jax.Array  # [B, T, H], after the last norm
     cache: KVCache  # T entries written past each row's length; the lengths are as they were
 
@@ -167,7 +167,7 @@ class Llama(nnx.Module):
             keys.append(layer_keys)
             values.append(layer_values)
         hidden = self.norm(x)
-        logits = self.head(hidden) if with_logits else None
+        logits = self.head(hidden) if with_logits else jnp.zeros((*tokens.shape, 0))
         return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
 
     def head(self, hidden: jax.Array) -> jax.Array:
