@@ -371,17 +371,17 @@ def test_b09_temperature_0_takes_the_targets_own_token(name, greedy):
 
 @each_lossless
 def test_b11_padding_is_never_accepted(name):
-    """Three and five real drafts of five, identical to the target's; past them zeros or NaN, q = 0 and p = 0."""
+    """Three and five real drafts of five, identical to the target's; past them zeros, NaN, or just as good a draft."""
     table = np.tile([0.4, 0.3, 0.2, 0.1], (4, 1))
     drawn = drafts(VERIFIERS[name], pad(table), 0 * ONES, ONES, KEYS)
     real = np.where(np.arange(ROWS) % 2 == 0, 3, 5)
     valid = np.arange(SIZE) < real[:, None]
     scored = np.arange(SIZE + 1) <= real[:, None]
     p = np.tile(np.asarray(pad(table)[0]), (ROWS, SIZE + 1, 1))
-    for garbage in (0, np.nan):
+    for past in (0, np.nan, p[:1, :1]):
         for tokens in (drawn.tokens, jnp.where(valid, drawn.tokens, -1)):
-            draft = Draft(tokens, jnp.asarray(valid), jnp.where(valid[..., None], drawn.probs, garbage))
-            rows = jnp.where(scored[..., None], p, garbage).astype(jnp.float32)
+            draft = Draft(tokens, jnp.asarray(valid), jnp.where(valid[..., None], drawn.probs, past))
+            rows = jnp.where(scored[..., None], p, past).astype(jnp.float32)
             count, token = judge(VERIFIERS[name], rows, draft, KEYS, ONES)
             assert (count == real).all()
             assert chisquare(np.bincount(token, minlength=4), table[0]) > 1e-4

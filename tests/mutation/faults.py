@@ -1,0 +1,266 @@
+"""Faults that shipped systems have had, each a small patch of a public function, and the tests that must see it.
+
+Loaded as a pytest plugin it plants the one that the environment names, before anything is traced, so that any test
+can be tried against it by hand (from the repository's root):
+
+    SPECJAX_FAULT=residual_not_subtracted PYTHONPATH=.:tests/mutation python -m pytest -p faults
+"""
+
+import dataclasses
+import functools
+import os
+import types
+
+import jax
+import jax.numpy as jnp
+
+from specjax import decode, random, sampling, verify
+from specjax.drafters import DraftModel
+from specjax.models import cache as kv
+from specjax.verify import Block, Coupled, Rejection, block, chain, multi
+
+FAULTS = {}  # name -> (function that plants it, ids of default-run tests that must fail)
+
+LAW = "tests/test_conformance.py::test_joint_law[noisy twin-rejection]"
+ROWS = "tests/test_conformance.py::test_b59_b60_row_depends_on_neither_slot_nor_neighbours[noisy twin-rejection]"
+STOPS = "tests/test_conformance.py::test_b35_b36_greedy_is_plain_at_every_stop_and_limit[noisy twin-rejection]"
+SELF = "tests/test_conformance.py::test_b04_b10_self_draft_is_accepted_whole_under_every_setting[rejection]"
+PATH = "tests/test_conformance.py::test_path_independence[noisy twin]"
+WELL_FORMED = "tests/test_conformance.py::test_proposals_are_well_formed[noisy twin]"
+TABLE_LAW = "tests/test_verify.py::test_joint_law_over_rounds[drawn-rejection]"
+B01 = "tests/test_conformance.py::test_b01_a_greedy_draft_is_a_point_mass[0.0]"
+B03 = "tests/test_verify.py::test_b03_the_residual_is_normalised_and_keeps_its_zeros[rejection]"
+B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[rejection]"
+B08 = "tests/test_verify.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
+B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
+B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
+BLOCK = "tests/test_verify.py::test_block_draws_anew_in_every_round[Block]"
+BLOCK_LAW = "tests/test_verify.py::test_block_commits_with_the_targets_law[3-2]"
+
+
+def fault(*caught_by):
+    def register(plant):
+        FAULTS[plant.__name__] = (plant, caught_by)
+        return plant
+
+    return register
+
+
+def wrap(owner, name, make):
+    """Replaces ``owner.name`` by ``make(the original)``."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+# ---- the verdict ----
+
+
+@fault(B03, TABLE_LAW)
+def residual_not_subtracted():
+    chain.residual = lambda p, q: p
+
+
+@fault(B03, TABLE_LAW)
+def residual_softmaxed():
+    chain.residual = lambda p, q: jax.nn.softmax(jnp.maximum(p - q, 0.0), axis=-1)
+
+
+@fault(TABLE_LAW, B93)
+def q_ignored():
+    chain.draft_token_probs = lambda draft: jnp.ones(draft.tokens.shape)
+
+
+@fault(B07, TABLE_LAW)
+def bonus_from_the_row_before():
+    def make(judge):
+        def faulty(self, p, draft, keys, lengths):
+            end = jnp.sum(draft.valid, axis=1)[:, None, None]
+            last = jnp.arange(p.shape[1])[:, None] == end
+            before = jnp.concatenate([p[:, :1], p[:, :-1]], axis=1)
+            return judge(self, jnp.where(last, before, p), draft, keys, lengths)
+
+        return faulty
+
+    wrap(Rejection, "verify", make)
+
+
+@fault(TABLE_LAW)
+def refusals_do_not_end_the_prefix():
+    chain.accepted_prefix = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
+
+
+@fault(B11)
+def padding_judged_like_drafts():
+    def make(judge):
+        return lambda self, p, draft, *rest: judge(self, p, draft._replace(valid=jnp.ones_like(draft.valid)), *rest)
+
+    wrap(Rejection, "verify", make)
+
+
+@fault(B93, SELF)
+def drafts_kept_only_if_the_target_draws_them_too():
+    Rejection.verify = lambda self, *arguments: Coupled().verify(*arguments)
+
+
+@fault(BLOCK_LAW)
+def block_judged_with_the_full_residual():
+    """What is drawn from after a cut as if nothing had been lost on the way there: w = 1."""
+    wrap(block, "remainder", lambda f: lambda p, draft, w, count: f(p, draft, jnp.ones_like(w), count))
+
+
+@fault(B08)
+def siblings_share_one_softmax():
+    for module in (multi, verify):
+        module.without_replacement = lambda q, drawn: jnp.repeat(q[:, None], drawn.shape[1], axis=1)
+
+
+# ---- keys ----
+
+
+@fault(TABLE_LAW)
+def one_key_for_draft_and_acceptance():
+    random.ACCEPT = random.DRAFT
+
+
+@fault(TABLE_LAW)
+def one_key_for_acceptance_and_correction():
+    random.ACCEPT = random.TOKEN
+
+
+@fault(BLOCK)
+def block_draft_keys_without_the_rounds_start():
+    Block.draft_keys = Rejection.draft_keys
+
+
+@fault(LAW)
+def keys_by_place_in_the_round():
+    wrap(random, "at", lambda at: lambda keys, positions: at(keys, positions * 0))
+
+
+@fault(LAW)
+def one_key_for_all_rows():
+    wrap(random, "request_keys", lambda f: lambda seeds: f(jnp.zeros_like(jnp.asarray(seeds))))
+
+
+# ---- the round ----
+
+
+def shift_target_lengths(change):
+    patched = types.SimpleNamespace(**vars(kv))
+    patched.with_lengths = lambda cache, lengths: kv.with_lengths(cache, change(lengths))
+    decode.kv = patched
+
+
+@fault(LAW)
+def target_cache_off_by_one():
+    shift_target_lengths(lambda lengths: jnp.maximum(lengths - 1, 0))
+
+
+@fault(LAW, STOPS)
+def one_cursor_for_all_rows():
+    shift_target_lengths(lambda lengths: jnp.full_like(lengths, jnp.max(lengths)))
+
+
+@fault(STOPS)
+def stop_looked_for_only_at_the_end():
+    def make(commit):
+        def faulty(state, draft, p, logits, verdict, failed):
+            last = decode.is_stop(verdict.token[:, None], state.stop_ids)  # [B, 1]
+            seen = jnp.where(last, state.stop_ids, sampling.NO_TOKEN)
+            new, info = commit(state._replace(stop_ids=seen), draft, p, logits, verdict, failed)
+            return new._replace(stop_ids=state.stop_ids), info
+
+        return faulty
+
+    wrap(decode, "commit", make)
+
+
+@fault(STOPS)
+def limit_not_enforced():
+    wrap(decode, "commit", lambda commit: lambda state, *rest: restore(commit(unlimited(state), *rest), state))
+
+    def unlimited(state):
+        return state._replace(limit=state.limit + 1)
+
+    def restore(result, state):
+        return result[0]._replace(limit=state.limit), result[1]
+
+
+@fault(LAW, SELF)
+def penalties_blind_to_drafted_tokens():
+    wrap(sampling, "chain_path", lambda f: lambda drafted: jnp.full_like(f(drafted), sampling.NO_TOKEN))
+
+
+@fault(LAW, SELF)
+def target_judged_at_temperature_1():
+    """The raw softmax in the accept test, while the draft is sharpened."""
+    def make(distribution):
+        def faulty(logits, params, context):
+            if logits.shape[1] > 1:  # a block: the target's
+                params = params._replace(temperature=jnp.ones_like(params.temperature))
+            return distribution(logits, params, context)
+
+        return faulty
+
+    wrap(sampling, "distribution", make)
+
+
+# ---- the draft model ----
+
+
+@fault(SELF)
+def top_p_on_the_target_alone():
+    """Still lossless: it costs acceptance only."""
+    wrap(DraftModel, "propose", lambda propose: lambda self, target, state, *rest: propose(
+        self, target, state._replace(sampling=state.sampling._replace(top_p=None)), *rest
+    ))
+
+
+@fault(WELL_FORMED)
+def q_reported_in_bfloat16():
+    """Drawn from one array, judged by another."""
+    def make(propose):
+        def faulty(self, *arguments):
+            draft, state = propose(self, *arguments)
+            return draft._replace(probs=draft.probs.astype(jnp.bfloat16).astype(jnp.float32)), state
+
+        return faulty
+
+    wrap(DraftModel, "propose", make)
+
+
+@fault(B01)
+def greedy_draft_scored_with_its_softmax():
+    def make(propose):
+        def faulty(self, *arguments):
+            draft, state = propose(self, *arguments)
+            if self.temperature == 0:
+                draft = draft._replace(probs=propose(dataclasses.replace(self, temperature=None), *arguments)[0].probs)
+            return draft, state
+
+        return faulty
+
+    wrap(DraftModel, "propose", make)
+
+
+@fault(PATH)
+def draft_cache_never_sees_the_prompt():
+    DraftModel._catch_up = lambda self, state: state.drafter.cache
+
+
+@fault(PATH)
+def draft_cache_rolled_back_to_the_wrong_slot():
+    """Costs acceptance only, so no test of laws can see it."""
+    def make(commit):
+        def faulty(self, *arguments):
+            state = commit(self, *arguments)
+            moved = state.cache._replace(keys=tuple(jnp.roll(x, 1, axis=2) for x in state.cache.keys))
+            return state._replace(cache=moved)
+
+        return faulty
+
+    wrap(DraftModel, "commit", make)
+
+
+if os.environ.get("SPECJAX_FAULT"):
+    FAULTS[os.environ["SPECJAX_FAULT"]][0]()

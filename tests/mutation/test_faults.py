@@ -1,0 +1,26 @@
+"""Every planted fault is caught by the tests that claim to catch it: pytest -m slow tests/mutation -s."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name):
+    """A process of its own for each, since compiled programs would outlive a patch."""
+    expected = FAULTS[name][1]
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "faults", "--tb=no", "-rf", *expected],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "SPECJAX_FAULT": name}, capture_output=True, text=True,
+    )  # fmt: skip
+    caught = [test for test in expected if f"FAILED {test}" in run.stdout]
+    print(f"\n{name}: {', '.join(test.split('::')[1] for test in caught)}")
+    assert run.returncode == 1 and set(caught) == set(expected), run.stdout + run.stderr
