@@ -76,7 +76,7 @@ def noisy_twin(lm: LM, scale: float = 0.1, seed: int = 1) -> LM:
     return dataclasses.replace(lm, params=jax.tree.unflatten(tree, noisy))
 
 
-def table_lm(table: Any, max_position_embeddings: int = 256, eos_token_ids: tuple[int, ...] = ()) -> LM:
+def table_lm(table: Any, **overrides) -> LM:
     """An ordinary Llama whose next-token law after token t is ``table[t]``, at temperature 1.
 
     With the attention and MLP outputs zero, what reaches the head is the last token's embedding; that is a unit
@@ -84,11 +84,11 @@ def table_lm(table: Any, max_position_embeddings: int = 256, eos_token_ids: tupl
 
     Args:
       table: f[V, V]; rows are normalised. Zeros are kept: they become logits of ``IMPOSSIBLE``.
-      max_position_embeddings: the context.
-      eos_token_ids: tokens that end a row.
+      **overrides: fields of :class:`specjax.LlamaConfig`; by default one layer and hidden_size = V. Models of one
+        shape share compiled programs.
 
     Raises:
-      ValueError: if the table isn't square, or a row isn't non-negative with a positive sum.
+      ValueError: if the table isn't square, a row isn't non-negative with a positive sum, or hidden_size < V.
     """
     table = np.asarray(table, np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
@@ -96,22 +96,23 @@ def table_lm(table: Any, max_position_embeddings: int = 256, eos_token_ids: tupl
     if not (np.isfinite(table).all() and (table >= 0).all() and (table.sum(axis=1) > 0).all()):
         raise ValueError("every row of the table must be non-negative and finite with a positive sum")
     vocab = table.shape[0]
-    config = LlamaConfig(
-        vocab_size=vocab,
+    smallest = dict(
         hidden_size=vocab,
         intermediate_size=2,
         num_hidden_layers=1,
         num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=2,
-        max_position_embeddings=max_position_embeddings,
-        eos_token_ids=tuple(eos_token_ids),
+        max_position_embeddings=256,
     )
+    config = LlamaConfig(vocab_size=vocab, **{**smallest, **overrides})
+    if config.hidden_size < vocab or config.tie_word_embeddings:
+        raise ValueError("a table needs hidden_size >= its vocabulary, and a head of its own")
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), llama.structure(config)[1])
     logits = np.full(table.shape, IMPOSSIBLE)
     np.log(table / table.sum(axis=1, keepdims=True), out=logits, where=table > 0)
-    normed = (1 / vocab + config.rms_norm_eps) ** -0.5  # what RMS norm makes of a unit vector's 1
-    params["embed"] = jnp.eye(vocab)
-    params["lm_head"] = jnp.asarray(logits.T / normed, jnp.float32)
-    params["norm"]["weight"] = jnp.ones(vocab)
+    normed = (1 / config.hidden_size + config.rms_norm_eps) ** -0.5  # what RMS norm makes of a unit vector's 1
+    params["embed"] = jnp.eye(vocab, config.hidden_size)
+    params["lm_head"] = params["lm_head"].at[:, :vocab].set(logits.T / normed)
+    params["norm"]["weight"] = jnp.ones(config.hidden_size)
     return LM(config, params)

@@ -1,0 +1,151 @@
+"""The exact law of what plain sampling generates, and whether a sample follows it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import requests, sampling
+from specjax.generation import prepare
+from specjax.models.lm import LM
+from specjax.requests import Options
+from specjax.types import DecodeState
+
+# Pearson's statistic follows chi-square only where a cell expects a handful of counts (Cochran 1954).
+SMALLEST_CELL = 5.0
+
+
+def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarray:
+    """The probability of every continuation of a prompt under plain sampling, by enumeration.
+
+    Teacher-forced: one uncached call of the model over all V^(length-1) prefixes, then the chain rule. It shares the
+    sampling transforms with decoding, but neither its cache, its rounds nor its draws.
+
+    Args:
+      lm: a model with a vocabulary of a few tokens.
+      prompt: token ids.
+      length: of the continuations; end-of-text ids don't end them.
+      **options: sampling parameters of :class:`specjax.Options`, one value each.
+
+    Returns:
+      f64[V, ..., V] of ``length`` axes, which sums to 1.
+
+    Raises:
+      ValueError: if there are more than 2^20 continuations.
+    """
+    vocab, size = lm.config.vocab_size, len(prompt)
+    if length < 1 or vocab**length > 1 << 20:
+        raise ValueError(f"can't enumerate {vocab}^{length} continuations; use a model of a few tokens")
+    params = requests.sampling_params(Options(**options), 1, vocab)
+    prefixes = np.indices((vocab,) * (length - 1)).reshape(length - 1, -1).T  # [V^(length-1), length-1], lexicographic
+    rows = prefixes.shape[0]
+    tokens = np.concatenate([np.tile(np.asarray(prompt, np.int32), (rows, 1)), prefixes], axis=1).astype(np.int32)
+    by_depth = _teacher_forced(lm, jnp.asarray(tokens), params, size, length)
+    law = np.ones(1)
+    for depth, probs in enumerate(np.asarray(by_depth, np.float64)):
+        conditional = probs[:: vocab ** (length - 1 - depth)]  # one row a prefix of this depth
+        # An impossible prefix may leave nothing to sample from, and then has no law.
+        law = (law[:, None] * np.where(law[:, None] > 0, conditional, 0.0)).ravel()
+    return law.reshape((vocab,) * length)
+
+
+@jax.jit(static_argnums=(3, 4))
+def _teacher_forced(lm, tokens, params, prompt_length, length):
+    """Next-token distributions after prompt + 0..length-1 tokens of every row of i32[R, T]. -> f32[length, R, V]."""
+    rows = tokens.shape[0]
+    logits = lm(tokens, lm.alloc_cache(rows, tokens.shape[1])).logits
+    params = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params)
+    out = []
+    for at in range(prompt_length, prompt_length + length):
+        context = sampling.Context(
+            tokens, jnp.full(rows, at), jnp.full(rows, prompt_length), jnp.zeros((rows, 1, 0), jnp.int32)
+        )
+        out.append(sampling.distribution(logits[:, at - 1 : at], params, context)[:, 0])
+    return jnp.stack(out)
+
+
+def sample_sequences(
+    lm: LM, prompt: Sequence[int], draws: int, length: int, batch: int = 4096, seed: int = 0, **options
+) -> np.ndarray:
+    """Many continuations of one prompt, drawn as :func:`specjax.generate` draws them, with a seed each.
+
+    Args:
+      lm: the target.
+      prompt: token ids.
+      draws: how many continuations.
+      length: of each; end-of-text ids don't end them.
+      batch: rows a call.
+      seed: of the first; draw i has seed + i.
+      **options: of :class:`specjax.Options`: drafter, verifier, num_speculative_tokens, temperature ...
+
+    Returns:
+      i64[draws, length].
+    """
+    batch = min(batch, draws)
+    drawn = [
+        run_tightly(lm, [prompt] * batch, max_new_tokens=length, ignore_eos=True, seed=seed + start, **options).tokens
+        for start in range(0, draws, batch)
+    ]
+    return np.concatenate(drawn)[:draws, len(prompt) : len(prompt) + length]
+
+
+def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeState:
+    """:func:`specjax.generate` in buffers no longer than needed, for thousands of short rows: it would pad them to 128.
+
+    Args:
+      lm: the target.
+      prompts: token ids.
+      **options: of :class:`specjax.Options`.
+
+    Returns:
+      The last state, in NumPy arrays, without caches.
+    """
+    job = prepare(lm, prompts, Options(**options))
+    needed = int(jnp.max(job.request.limit)) + job.num_speculative_tokens + 1
+    chunk = max(1, max(map(len, prompts)) - 1)
+    capacity = -(-needed // chunk) * chunk
+    request = job.request._replace(tokens=job.request.tokens[:, :capacity])
+    job = dataclasses.replace(job, request=request, chunk=chunk)
+    state = job.run(job.start(request))
+    return jax.device_get(state._replace(cache=None, drafter=None, key=None))
+
+
+def count_sequences(sequences: np.ndarray, vocab: int) -> np.ndarray:
+    """How often each sequence occurs: i[N, length] to i64[V, ..., V] of ``length`` axes."""
+    shape = (vocab,) * sequences.shape[1]
+    return np.bincount(np.ravel_multi_index(tuple(sequences.T), shape), minlength=int(np.prod(shape))).reshape(shape)
+
+
+def chi_square(counts: Any, law: Any) -> float:
+    """Pearson's test of whether counts follow a law; cells that expect fewer than 5 are pooled.
+
+    Without pooling, the rare cells of a peaked law make every p-value look too good.
+
+    Args:
+      counts: i[...].
+      law: f[...] of the same shape, summing to 1.
+
+    Returns:
+      The p-value; 0 if an impossible cell was counted, 1 if the law leaves a single cell.
+    """
+    counts, law = np.asarray(counts, np.float64).ravel(), np.asarray(law, np.float64).ravel()
+    if counts.shape != law.shape or abs(law.sum() - 1) > 1e-3:
+        raise ValueError(f"counts and law must have one shape and the law sum to 1, got {law.sum()} and {law.shape}")
+    if counts[law == 0].any():
+        return 0.0
+    order = np.argsort(law)
+    expected, counts = law[order] * counts.sum(), counts[order]
+    pooled = int(np.sum(expected < SMALLEST_CELL))
+    while 0 < pooled < len(expected) and expected[:pooled].sum() < SMALLEST_CELL:
+        pooled += 1
+    if pooled:
+        expected = np.append(expected[pooled:], expected[:pooled].sum())
+        counts = np.append(counts[pooled:], counts[:pooled].sum())
+    freedom = len(expected) - 1
+    if freedom == 0:
+        return 1.0
+    statistic = np.sum((counts - expected) ** 2 / expected)
+    return float(jax.scipy.special.gammaincc(freedom / 2, statistic / 2))

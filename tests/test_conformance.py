@@ -1,0 +1,172 @@
+"""The conformance table: every drafter with every lossless verifier, under every sampling transform.
+
+One batch holds all settings, ragged prompts included, and models of one shape share programs; so a line more in
+DRAFTERS costs one compilation a verifier.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specjax import testing
+from specjax.drafters import DraftModel, NoDraft, PromptLookup
+from specjax.testing import Trial
+
+SHAPE = dict(
+    vocab_size=4, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=4, max_position_embeddings=256,
+)  # fmt: skip
+TARGET = testing.tiny_lm(0, std=0.7, **SHAPE)
+SELF = DraftModel(TARGET, prefill_chunk=4)
+TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
+
+DRAFTERS = {
+    "prompt lookup": PromptLookup(),
+    "noisy twin": TWIN,
+    "greedy twin": dataclasses.replace(TWIN, temperature=0.0),
+}
+VERIFIERS = testing.lossless_verifiers()
+# By default each drafter with the rule of the papers, each verifier with a sampled draft; the rest is slow.
+DEFAULT = {(d, "rejection") for d in DRAFTERS} | {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled")}
+TABLE = [
+    pytest.param(d, v, marks=() if (d, v) in DEFAULT else pytest.mark.slow, id=f"{d}-{v}")
+    for d in DRAFTERS
+    for v in VERIFIERS
+]
+
+
+def trial(drafter, verifier, target=TARGET, **changes) -> Trial:
+    drafter = DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
+    return Trial(target, drafter, verifier, **changes)
+
+
+def table_trial(p, q, verifier="rejection", temperature=None) -> Trial:
+    """Target and draft as tables, in the shape of the others."""
+    shape = {k: v for k, v in SHAPE.items() if k != "vocab_size"}
+    target, draft = (testing.table_lm(x, **shape) for x in (p, q))
+    return trial(DraftModel(draft, temperature=temperature, prefill_chunk=4), verifier, target)
+
+
+def test_plain_decoding_follows_the_enumerated_law():
+    one = trial(NoDraft(), "rejection")
+    testing.check_law(one)
+    testing.check_rows_alone(one)
+
+
+@pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_joint_law(drafter, verifier):
+    testing.check_law(trial(drafter, verifier))
+
+
+@pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_b59_b60_row_depends_on_neither_slot_nor_neighbours(drafter, verifier):
+    testing.check_rows_alone(trial(drafter, verifier))
+
+
+@pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
+    one = trial(drafter, verifier)
+    places = testing.check_same_as_plain(one)
+    if drafter == "noisy twin":
+        assert places == set(range(one.num_speculative_tokens + 1)), "stop tokens must fall on every slot of a block"
+
+
+@pytest.mark.parametrize(
+    "drafter", ["prompt lookup", "noisy twin", pytest.param("greedy twin", marks=pytest.mark.slow)]
+)
+def test_coupled_is_plain_token_for_token_under_sampling(drafter):
+    testing.check_same_as_plain(trial(drafter, "coupled"), greedy=False)
+
+
+@pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_b21_second_call_on_the_same_shapes_compiles_nothing(drafter, verifier):
+    testing.check_no_retrace(trial(drafter, verifier))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
+    testing.check_accepts_all(trial(SELF, verifier))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_path_independence(drafter):
+    testing.check_path_independence(trial(drafter, "rejection"))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_proposals_are_well_formed(drafter):
+    testing.check_proposal(trial(drafter, "rejection"))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_b11_verdicts_on_padded_slots_and_zero_probabilities(verifier):
+    testing.check_verdicts(testing.checks.VERIFIERS[verifier])
+
+
+def constant(*row):
+    return np.tile(row, (len(row), 1))
+
+
+def share_of_first(one: Trial, name: str = "plain") -> np.ndarray:
+    """Shares of each first token under one setting."""
+    at = list(testing.SETTINGS).index(name) * one.rows
+    first = np.array([row[0] for row in one.sequences(one.run())[at : at + one.rows]])
+    return np.bincount(first, minlength=4) / one.rows
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0])
+def test_b01_a_greedy_draft_is_a_point_mass(temperature):
+    one = table_trial(constant(0.5, 0.5, 0, 0), constant(0.6, 0.4, 0, 0), temperature=temperature)
+    testing.check_law(one)
+    assert abs(share_of_first(one)[0] - 0.5) < 0.1  # dividing by the draft's softmax gives 0.83
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_b03_residual_is_normalised_not_softmaxed(verifier):
+    one = table_trial(constant(0.7, 0.3, 0, 0), constant(0.1, 0.9, 0, 0), verifier)
+    share = share_of_first(one)
+    assert share[2] == share[3] == 0
+    assert abs(share[0] - 0.7) < 4 * np.sqrt(0.21 / one.rows)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_b07_bonus_follows_the_last_accepted_token(verifier):
+    cycle = np.full((4, 4), 0.1 / 3) + (0.9 - 0.1 / 3) * np.roll(np.eye(4), 1, axis=1)
+    one = table_trial(cycle, cycle, verifier)
+    testing.check_law(one)
+
+
+def test_b93_acceptance_is_the_sum_of_minima():
+    p, q = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
+    testing.check_acceptance_rate(table_trial(constant(*p), constant(*q)), alpha=0.6)
+    testing.check_accepts_all(table_trial(constant(*p), constant(*p)))
+
+
+def test_acceptance_of_the_twin_is_the_sum_of_minima_on_a_random_table():
+    rng = np.random.default_rng(3)
+    p, q = rng.dirichlet(np.ones(4), 2)
+    alpha = float(np.minimum(p, q).sum())
+    testing.check_acceptance_rate(table_trial(constant(*p), constant(*q)), alpha)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_wider_sweep_of_draft_lengths(drafter, verifier, size):
+    one = trial(drafter, verifier, num_speculative_tokens=size)
+    testing.check_law(one)
+    testing.check_rows_alone(one)
+    testing.check_same_as_plain(one, greedy=verifier != "coupled")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_check_drafter_in_one_call(drafter):
+    testing.check_drafter(DRAFTERS[drafter], TARGET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_check_verifier_in_one_call(verifier):
+    testing.check_verifier(testing.checks.VERIFIERS[verifier], target=TARGET)
