@@ -1,0 +1,181 @@
+"""How far speculative and plain greedy decoding agree, in a dtype, and why they part where they do.
+
+    python scripts/parity.py --dtype bfloat16 --prompt-file prompts.jsonl --prompts 10
+
+Claims A to C of docs/exactness.md. Exit code 1 if one that is promised for this dtype does not hold, 2 for bad input.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.drafters import DraftModel, PromptLookup
+from specjax.testing.muted import Muted
+
+PROMPTS = (
+    "Write three sentences about the sea.",
+    "Translate to French: The weather is nice today.",
+    "What is the capital of Italy, and what is it known for?",
+    "List five animals that live in water.",
+)
+
+
+def read_prompts(path: Path | None, count: int, skip: int) -> list[str]:
+    """Built-in prompts, or those of a file: JSON lines with ``turns`` or ``prompt``, else one prompt a line."""
+    if path is None:
+        return list(PROMPTS)[:count]
+    prompts = []
+    for text in path.read_text(encoding="utf-8").splitlines()[::skip]:
+        entry = json.loads(text) if text.startswith("{") else text
+        prompts.append(entry if isinstance(entry, str) else entry.get("prompt") or entry["turns"][0])
+    return prompts[:count]
+
+
+@jax.jit
+def teacher_forced(lm: specjax.LM, tokens: jax.Array) -> jax.Array:
+    """f32[L, V] logits after each of tokens i32[L]."""
+    return lm(tokens[None], lm.alloc_cache(1, tokens.shape[0])).logits[0]
+
+
+def gaps(lm: specjax.LM, prompt: list[int], new: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """At each new token, teacher-forced: best logit minus the emitted token's, and minus the second best.
+
+    The sequence is padded to ``size`` tokens, so that one program serves all.
+    """
+    tokens = prompt + new
+    padded = tokens + [0] * (size - len(tokens))
+    logits = np.asarray(teacher_forced(lm, jnp.asarray(padded)))[len(prompt) - 1 : len(tokens) - 1]
+    top = np.sort(np.partition(logits, -2, axis=-1)[:, -2:], axis=-1)
+    return top[:, 1] - logits[np.arange(len(new)), new], top[:, 1] - top[:, 0]
+
+
+def compare(
+    lm: specjax.LM, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]], size: int
+) -> dict:
+    """First divergences of two sets of outputs, with the top-2 gap that stood there."""
+    parted = []
+    for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        where = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if where is None and len(a) != len(b):
+            where = min(len(a), len(b))
+        if where is not None:
+            gap = gaps(lm, prompts[row], a[: where + 1], size)[1][-1] if where < len(a) else float("nan")
+            parted.append((row, where, float(gap)))
+    return {"rows": len(ours), "parted": parted}
+
+
+def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy decoding of the same weights by transformers' LlamaForCausalLM, without a cache shared between prompts."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from convert.llama import to_hf
+
+    c = lm.config
+    if c.rope_scaling is not None:
+        raise ValueError("--transformers compares models without rope scaling only")
+    names = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias mlp_bias"
+    )
+    config = LlamaConfig(**{n: getattr(c, n) for n in names.split()}, rope_theta=c.rope_theta)
+    model = LlamaForCausalLM(config).eval()
+    weights = {n: torch.from_numpy(np.array(w, np.float32)) for n, w in to_hf(c, lm.params).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"transformers names other tensors: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        stop = list(c.eos_token_ids) or None
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+                             eos_token_id=stop, pad_token_id=0)  # fmt: skip
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--prompt-file", type=Path, help="JSON lines with 'turns' or 'prompt', or one prompt a line")
+    parser.add_argument("--prompts", type=int, default=10, help="how many prompts, decoded as one batch")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th line of the file")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
+    parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
+    args = parser.parse_args()
+    try:
+        return run(args)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+
+
+def run(args: argparse.Namespace) -> int:
+    lm = specjax.load(args.model, dtype=args.dtype)
+    texts = read_prompts(args.prompt_file, args.prompts, args.every)
+    chat = lm.tokenizer.chat_template is not None
+    common = {
+        "max_new_tokens": args.max_new_tokens,
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "chat": chat,
+    }
+    plain = specjax.generate(lm, texts, **common)
+    prompts = plain.prompt_tokens
+    size = max(map(len, prompts)) + args.max_new_tokens
+    device = jax.devices()[0]
+    print(f"{args.model}, {args.dtype}, {device.device_kind}, jax {jax.__version__}: {len(texts)} prompts of "
+          f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, {args.max_new_tokens} new, "
+          f"K = {args.num_speculative_tokens}")  # fmt: skip
+    held = True
+
+    def report(name: str, result: dict, promised: bool) -> None:
+        nonlocal held
+        held = held and not (promised and result["parted"])
+        where = "; ".join(f"row {r} at {w}, top-2 gap {g:.4f}" for r, w, g in result["parted"][:6])
+        verdict = "identical" if not result["parted"] else f"{len(result['parted'])} of {result['rows']} part: {where}"
+        print(f"{name:<58} {verdict}", flush=True)
+
+    exact = args.dtype == "float32"
+    for name, drafter in (("prompt lookup", PromptLookup()), ("draft model = target", DraftModel(lm))):
+        out = {
+            speaks: specjax.generate(lm, texts, drafter=Muted(drafter, jnp.array(speaks)), **common).tokens
+            for speaks in (True, False)
+        }
+        report(
+            f"A  {name}, against the same executable one by one",
+            compare(lm, prompts, out[True], out[False], size),
+            True,
+        )
+        own = specjax.generate(lm, texts, drafter=drafter, **common)
+        report(
+            f"{'B' if exact else 'C'}  {name}, against plain decoding",
+            compare(lm, prompts, own.tokens, plain.tokens, size),
+            exact,
+        )
+        distance = np.concatenate(
+            [gaps(lm, p, new, size)[0] for p, new in zip(prompts, own.tokens, strict=True) if new]
+        )
+        flips, worst = int((distance > 0).sum()), float(distance.max())
+        held = held and worst <= args.margin
+        print(f"   {name}: {flips} of {distance.size} tokens aren't the teacher-forced argmax; largest gap {worst:.4f}")
+    if args.transformers:
+        theirs = transformers_greedy(lm, prompts, args.max_new_tokens)
+        report("B  plain decoding, against transformers", compare(lm, prompts, plain.tokens, theirs, size), exact)
+    print("every promised claim held" if held else "a promised claim did not hold")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
