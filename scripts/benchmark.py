@@ -85,9 +85,7 @@ def arithmetic(vocab: int, batch: int, size: int, params: sampling.SamplingParam
     @jax.jit
     def loop(logits, tokens):
         def body(i, total):
-            context = sampling.Context(
-                jnp.zeros((batch, 64), jnp.int32), lengths, lengths, sampling.chain_path(tokens)
-            )
+            context = sampling.Context(jnp.zeros((batch, 64), jnp.int32), lengths, lengths, sampling.chain_path(tokens))
             p = sampling.distribution(logits + total[:, None, None] * 1e-9, params, context)
             draft = Draft(tokens, jnp.ones_like(tokens, bool), p[:, :-1])
             verdict = VERIFIERS["rejection"].verify(p, draft, keys, lengths + i)
@@ -143,8 +141,10 @@ def main() -> None:
     args = parser.parse_args()
 
     device = jax.devices()[0]
-    print(f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
-          f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}")
+    print(
+        f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
+        f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}"
+    )
     speed = bandwidth(4.0 if device.platform != "cpu" else 0.2)
     print(f"read {speed['read'] / 1e12:.3f} TB/s, copy {speed['copy'] / 1e12:.3f} TB/s")
     target_config, draft_config = PRESETS[args.target], PRESETS[args.draft]
@@ -184,25 +184,44 @@ def main() -> None:
     for _ in range(args.max_new_tokens):
         expected.append(int(successor[expected[-1]]))
     right = plain["tokens"][0] == expected[1:]
-    table.add("plain decoding, a step", plain["per_round"], step_floor,
-              f"{plain['tokens_per_second']:.1f} tokens/s, prefill {plain['prefill'] * 1e3:.1f} ms, text right: {right}")
+    table.add(
+        "plain decoding, a step",
+        plain["per_round"],
+        step_floor,
+        f"{plain['tokens_per_second']:.1f} tokens/s, prefill {plain['prefill'] * 1e3:.1f} ms, text right: {right}",
+    )
     if "round" in args.modes:
         floor = size * draft_floor + step_floor
         for name, options in settings.items():
-            out = generation(target, prompts, drafter=DraftModel(draft), num_speculative_tokens=size, **options, **common)
+            out = generation(
+                target, prompts, drafter=DraftModel(draft), num_speculative_tokens=size, **options, **common
+            )
             cost = draft_floor / step_floor
             bound = theory.walltime_factor(args.alpha, size, cost)
-            table.add(f"round, {name}", out["per_round"], floor,
-                      f"{out['tokens_per_second']:.1f} tokens/s, {out['tokens_per_step']:.2f} a round, "
-                      f"{out['tokens_per_second'] / plain['tokens_per_second']:.2f} x plain (theorem 3.8 at the floors: "
-                      f"{bound:.2f}), same text: {out['tokens'] == plain['tokens']}")
+            table.add(
+                f"round, {name}",
+                out["per_round"],
+                floor,
+                f"{out['tokens_per_second']:.1f} tokens/s, {out['tokens_per_step']:.2f} a round, "
+                f"{out['tokens_per_second'] / plain['tokens_per_second']:.2f} x plain (theorem 3.8 at the floors: "
+                f"{bound:.2f}), same text: {out['tokens'] == plain['tokens']}",
+            )
     if "lookup" in args.modes:
         out = generation(target, prompts, drafter="ngram", num_speculative_tokens=size, **common)
         table.add("round of prompt lookup (no matches)", out["per_round"], step_floor)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"device": device.device_kind, "jax": jax.__version__, "arguments": vars(args),
-                       "bandwidth": speed, "rows": table.rows}, file, indent=1)
+            json.dump(
+                {
+                    "device": device.device_kind,
+                    "jax": jax.__version__,
+                    "arguments": vars(args),
+                    "bandwidth": speed,
+                    "rows": table.rows,
+                },
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

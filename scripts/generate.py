@@ -37,7 +37,7 @@ def parse(argv) -> argparse.Namespace:
     add("--drafter", choices=("none", "model", "ngram"), default="ngram", help="who proposes tokens (%(default)s)")
     add("--draft-model", help="for --drafter model: a smaller model with the same tokenizer")
     add("--prompt-lookup-max", type=int, default=3, help="for --drafter ngram: longest match looked for (%(default)s)")
-    add("--prompt-lookup-min", type=int, default=1, help="for --drafter ngram: shortest match (%(default)s)")
+    add("--prompt-lookup-min", type=int, default=2, help="for --drafter ngram: shortest match (%(default)s)")
     add("--num-speculative-tokens", type=int, default=5, help="K, drafted tokens a round at most (%(default)s)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
     add("--max-new-tokens", type=int, default=128)

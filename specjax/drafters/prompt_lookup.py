@@ -21,7 +21,7 @@ class PromptLookup(Stateless):
     """
 
     prompt_lookup_max: int = 3
-    prompt_lookup_min: int = 1
+    prompt_lookup_min: int = 2
 
     def __post_init__(self):
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
