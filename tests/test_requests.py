@@ -1,0 +1,161 @@
+"""What users may write, and the error for everything else; all of it before device work."""
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import requests, testing
+from specjax.generation import prepare
+from specjax.requests import Options
+
+LM = testing.tiny_lm(0, eos_token_ids=(7,))
+PROMPT = [[1, 2, 3]]
+
+
+def job(prompts=PROMPT, **options):
+    return prepare(LM, prompts, Options(**options))
+
+
+@pytest.mark.parametrize(
+    "option, values",
+    {
+        "b52 temperature": ["temperature", -1, float("nan"), float("inf"), "1", None, True],
+        "b52 repetition_penalty": ["repetition_penalty", 0, -1, float("inf")],
+        "b54 top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
+        "min_p": ["min_p", -0.1, 1.1],
+        "b55 top_k": ["top_k", 2.5, -2, "3", True],
+        "presence_penalty": ["presence_penalty", float("nan"), "x"],
+        "frequency_penalty": ["frequency_penalty", float("inf")],
+        "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
+        "b38 max_new_tokens": ["max_new_tokens", 1.5, True, -2, "3"],
+        "b104 num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
+        "seed": ["seed", -1, 1.5, "a"],
+        "eos_token_id": ["eos_token_id", 50, -1, "a", [1, 50]],
+        "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}],
+        "allowed_token_ids": ["allowed_token_ids", [], [50], [-1]],
+        "drafter": ["drafter", "nope", 3],
+        "verifier": ["verifier", "nope", 3],
+        "stop": ["stop", "x", "", [""]],
+    }.items(),
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_bad_values_are_refused_by_name(option, values):
+    del option
+    name, *bad = values
+    for value in bad:
+        with pytest.raises(ValueError, match="stop" if name == "stop" else name):
+            job(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "prompts, message",
+    [
+        ([], "prompts"),
+        (3, "prompts"),
+        ([[]], "empty"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1, 50]], "50, outside"),
+        ([[-1]], "outside"),
+        ([1, 2], r"pass \[\[...\]\]"),
+        ([[1.5]], "token ids"),
+        (["text"], "no tokenizer"),
+        ("text", "no tokenizer"),
+        ([[1] * 257], "257 tokens"),
+    ],
+)
+def test_bad_prompts_are_refused(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        job(prompts)
+
+
+def test_chat_wants_text():
+    with pytest.raises(ValueError, match="chat"):
+        job(chat=True)
+
+
+def test_lossy_verifiers_want_consent():
+    lossy = [v for v in testing.checks.VERIFIERS.values() if not v.lossless]
+
+    class Lossy:
+        lossless = False
+
+        def verify(self):
+            pass
+
+    for verifier in [*lossy, Lossy()]:
+        with pytest.raises(ValueError, match="lossy=True"):
+            job(verifier=verifier)
+        job(verifier=verifier, lossy=True)
+
+
+@pytest.mark.parametrize("value, limit", [(None, 256), (-1, 256), (0, 3), (5, 8), (10**12, 256), ([5], 8)])
+def test_b38_limits(value, limit):
+    assert job(max_new_tokens=value).request.limit.tolist() == [limit]
+
+
+def test_b104_zero_is_plain_decoding_and_a_thousand_is_clipped():
+    assert job(drafter="ngram", num_speculative_tokens=0).num_speculative_tokens == 0
+    assert job(drafter="ngram", num_speculative_tokens=1000).num_speculative_tokens == 256
+    assert job(drafter="ngram", num_speculative_tokens=np.int64(4)).num_speculative_tokens == 4
+
+
+def test_b55_top_k_is_clipped_to_the_vocabulary():
+    two = [[1], [2]]
+    for value, want in [(-1, 50), (0, 50), (1, 1), (51, 50), (10**6, 50)]:
+        assert job(two, top_k=value).request.sampling.top_k.tolist() == [want, want]
+    assert job(top_k=None).request.sampling.top_k is None
+
+
+def test_lists_give_one_value_a_row():
+    two = [[1], [2, 3]]
+    request = job(
+        two,
+        temperature=[0.0, 1.0],
+        top_p=[None, 0.5],
+        max_new_tokens=[4, None],
+        logit_bias=[None, {3: 2.0}],
+        allowed_token_ids=[[1, 2], None],
+    ).request
+    assert request.sampling.temperature.tolist() == [0.0, 1.0]
+    assert request.sampling.top_p.tolist() == [1.0, 0.5]
+    assert request.limit.tolist() == [5, 256]
+    assert request.sampling.logit_bias[:, 3].tolist() == [0.0, 2.0]
+    assert request.sampling.allowed.sum(axis=1).tolist() == [2, 50]
+    assert np.array_equal(job(temperature=np.array([1.0])).request.sampling.temperature, [1.0])
+    for name, value in {"temperature": [1.0], "seed": [1], "max_new_tokens": [1, 2, 3], "logit_bias": [{}]}.items():
+        with pytest.raises(ValueError, match=f"{name} has {len(value)} values for 2 prompts"):
+            job(two, **{name: value})
+    with pytest.raises(ValueError, match="in row 1"):
+        job(two, temperature=[1.0, -1.0])
+
+
+def test_b111_one_seed_gives_every_row_its_own_key():
+    keys = _data(job([[1]] * 4, seed=5))
+    assert len({tuple(k) for k in keys}) == 4
+    assert np.array_equal(keys[2], _data(job(seed=7))[0])
+    assert np.array_equal(keys, _data(job([[1]] * 4, seed=[5, 6, 7, 8])))
+
+
+def _data(one):
+    return np.asarray(jax.random.key_data(one.request.key))
+
+
+def test_stop_ids_default_to_the_models_own():
+    assert set(job().request.stop_ids[0].tolist()) == {7, -1}
+    assert set(job(ignore_eos=True).request.stop_ids[0].tolist()) == {-1}
+    assert set(job(eos_token_id=[1, 2]).request.stop_ids[0].tolist()) == {1, 2, -1}
+    assert job(eos_token_id=list(range(5))).request.stop_ids.shape == (1, 8)
+
+
+def test_b28_capacity_leaves_room_for_a_block_past_the_limit():
+    for prompt, new, size in [(1, 0, 1), (25, 7, 8), (250, None, 200), (64, 63, 5)]:
+        one = job([[1] * prompt], max_new_tokens=new, drafter="ngram", num_speculative_tokens=size)
+        capacity = one.request.tokens.shape[1]
+        assert int(one.request.limit[0]) + one.num_speculative_tokens + 1 <= capacity
+        assert capacity % one.chunk == 0, "a last prefill chunk past the end would be clamped backwards"
+
+
+def test_buckets_grow_by_at_most_a_half():
+    sizes = sorted({requests.bucket(n, 1) for n in range(1, 5000)})
+    assert all(b <= 1.5 * a for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(requests.bucket(n, 1) >= n and requests.bucket(n, 100) % 100 == 0 for n in range(1, 5000, 7))
