@@ -4,6 +4,7 @@ The tables are bigram: row t is the law after token t. Enumeration takes every d
 with its probability, and integrates the acceptance uniforms away.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -207,14 +208,15 @@ LAWS = {
 def outcomes(verifier, weight, p, draft):
     """What a round commits, with its probability: pairs (tuple of tokens, float), and the expected count."""
     counts, rest_of = LAWS[verifier](p, draft)  # [N, K+1]
-    committed, tokens, mean = [], np.asarray(draft.tokens), 0.0
+    committed, tokens, mean = collections.Counter(), np.asarray(draft.tokens).tolist(), 0.0
     for i in range(counts.shape[1]):
         rest = np.asarray(rest_of(p, draft, jnp.full(len(tokens), i, jnp.int32)), np.float64)
         rest = rest / np.maximum(rest.sum(1, keepdims=True), 1e-300)
         mean += i * float(weight @ counts[:, i])
         for n in np.flatnonzero(weight * counts[:, i]):
-            committed += [((*tokens[n, :i], y), weight[n] * counts[n, i] * rest[n, y]) for y in np.flatnonzero(rest[n])]
-    return committed, mean
+            for y in np.flatnonzero(rest[n]).tolist():
+                committed[*tokens[n][:i], y] += weight[n] * counts[n, i] * rest[n, y]
+    return list(committed.items()), mean
 
 
 def joint_law(verifier, p, q, size, length) -> np.ndarray:
