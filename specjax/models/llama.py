@@ -30,10 +30,24 @@ def product(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     """x[..., in] times weight[*out, in] over ``in``, accumulated in float32. -> [..., *out] as ``dtype``."""
     full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # no tf32 behind a float32 user's back
     matrix = weight.reshape(-1, weight.shape[-1])  # XLA's CPU backend takes ten times as long over a weight of rank 3
-    y = lax.dot_general(
-        x, matrix, (((x.ndim - 1,), (1,)), ((), ())), precision=full, preferred_element_type=jnp.float32
-    )
+    rows = x.reshape(-1, x.shape[-1])  # [N, in]
+    if 1 < len(rows) <= 16 and jax.default_backend() == "cpu":
+        y = _short_product_on_cpu(rows, matrix, full)
+    else:
+        y = lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), full, jnp.float32)
     return y.astype(dtype).reshape(*x.shape[:-1], *weight.shape[:-1])
+
+
+def _short_product_on_cpu(rows: jax.Array, matrix: jax.Array, precision) -> jax.Array:
+    """The product for a few rows, which decides what verification costs on a CPU.
+
+    Left to itself, XLA copies the whole weight into another layout on every call. With the weight first and a batch
+    axis of one it does not, and rows in fours fill the vector unit: 4 rows cost 1.7 times one row instead of 2.4.
+    """
+    count = len(rows)
+    rows = jnp.pad(rows, ((0, -count % 4), (0, 0)))
+    y = lax.dot_general(matrix[None], rows[None], (((2,), (2,)), ((0,), (0,))), precision, jnp.float32)
+    return y[0].T[:count]
 
 
 class Linear(nnx.Module):
@@ -86,12 +100,14 @@ class Attention(nnx.Module):
         values = kv.write(values, v.swapaxes(1, 2).astype(values.dtype), starts)
 
         full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        q = q.transpose(0, 2, 3, 1, 4)  # [B, kv, g, T, D]
-        scores = jnp.einsum("bkgtd,bksd->bkgts", q, keys, precision=full, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask[:, None, None], scores * dim**-0.5, -jnp.inf)  # [B, kv, g, T, S]
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * block, dim)  # one matrix a kv head
+        scores = jnp.einsum("bkmd,bksd->bkms", q, keys, precision=full, preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]
+        weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1).astype(x.dtype)
+        weights = weights.reshape(batch, kv_heads, group * block, -1)
         # Accumulated in float32 all the same; asking for a float32 result is what XLA's CPU backend can't run in bf16.
-        out = jnp.einsum("bkgts,bksd->btkgd", weights, values, precision=full, preferred_element_type=x.dtype)
+        out = jnp.einsum("bkms,bksd->bkmd", weights, values, precision=full, preferred_element_type=x.dtype)
+        out = out.reshape(batch, kv_heads, group, block, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
         return self.o(out.reshape(batch, block, -1)), keys, values
 
 
