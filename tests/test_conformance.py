@@ -22,7 +22,7 @@ SELF = DraftModel(TARGET, prefill_chunk=4)
 TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
 
 DRAFTERS = {
-    "prompt lookup": PromptLookup(),
+    "prompt lookup": PromptLookup(prompt_lookup_min=1),
     "noisy twin": TWIN,
     "greedy twin": dataclasses.replace(TWIN, temperature=0.0),
 }
