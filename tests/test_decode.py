@@ -1,0 +1,199 @@
+"""The round and its loops on a random two-layer GQA model: limits, capacity, drafts, failures, replay.
+
+Three prompts a call and one bucket throughout, so that few programs serve all tests.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import NoDistributionError, decode, generate, stream, testing, warmup
+from specjax.drafters import DraftModel, PromptLookup
+from specjax.generation import prepare
+from specjax.requests import Options
+
+LM = testing.tiny_lm(0, max_position_embeddings=64)
+SELF, TWIN = DraftModel(LM), DraftModel(testing.noisy_twin(LM, 0.05))
+PROMPTS = [[5], [3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 7, 11, 6, 40, 41, 4, 8]]
+NEW = 40
+
+
+def run(drafter=None, prompts=PROMPTS, **options):
+    out = generate(LM, prompts, drafter=drafter, **{"max_new_tokens": NEW, **options})
+    for metrics in out.metrics:
+        metrics.check()
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return run()
+
+
+@pytest.mark.parametrize("drafter", [SELF, TWIN, PromptLookup(prompt_lookup_min=1)], ids=["self", "twin", "lookup"])
+def test_b20_b26_b59_greedy_equals_plain_on_ragged_prompts(drafter, plain):
+    out = run(drafter)
+    assert out.tokens == plain.tokens
+    assert [len(row) for row in out.tokens] == [NEW] * 3
+
+
+def test_b10_b23_b57_self_draft_is_accepted_whole():
+    for options in ({}, {"temperature": 1.0}):
+        for metrics in run(SELF, **options).metrics:
+            assert metrics.draft_acceptance_rate == 1.0
+            assert metrics.num_steps == -(-NEW // 6), "K + 1 tokens a round"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_b23_self_draft_at_other_draft_lengths(size, plain):
+    out = run(SELF, num_speculative_tokens=size)
+    assert out.tokens == plain.tokens
+    assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)
+
+
+def test_b47_without_eos_rows_run_to_their_limit(plain):
+    assert LM.config.eos_token_ids == ()
+    assert plain.finish_reasons == ["length"] * 3
+    assert run(TWIN).finish_reasons == ["length"] * 3
+
+
+@pytest.mark.parametrize("drafter", [None, SELF, TWIN], ids=["plain", "self", "twin"])
+def test_b28_b43_context_is_filled_exactly(drafter):
+    prompts = [[(7 * i + n) % 50 for i in range(n)] for n in (64, 63, 60)]
+    out = run(drafter, prompts, max_new_tokens=None)
+    assert [len(row) for row in out.tokens] == [0, 1, 4]
+    assert out.finish_reasons == ["length"] * 3
+    assert out.tokens == run(None, prompts, max_new_tokens=None).tokens
+    prompts = [p[:n] for p, n in zip(prompts, (62, 58, 25), strict=True)]
+    assert run(drafter, prompts, max_new_tokens=None).tokens == run(None, prompts, max_new_tokens=None).tokens
+
+
+def test_b43_prompt_past_the_context_is_refused():
+    with pytest.raises(ValueError, match="65 tokens"):
+        run(TWIN, [[1] * 65])
+
+
+def test_b45_draft_with_a_smaller_context_stops_drafting_there(plain):
+    short = testing.tiny_lm(0, max_position_embeddings=16)  # the target's own weights
+    out = run(DraftModel(short))
+    assert out.tokens == plain.tokens
+    for metrics, prompt in zip(out.metrics, PROMPTS, strict=True):
+        assert (metrics.num_draft_tokens > 0) == (len(prompt) < 16)
+        assert len(prompt) + metrics.num_accepted_tokens <= 17
+        assert metrics.draft_acceptance_rate in (None, 1.0)
+
+
+def test_b64_b68_rows_of_other_lengths_change_nothing(plain):
+    for drafter in (SELF, TWIN):
+        alone = run(drafter)
+        out = run(drafter, max_new_tokens=[1, NEW, 0])
+        assert out.tokens == [plain.tokens[0][:1], plain.tokens[1], []]
+        assert out.metrics[1] == alone.metrics[1]
+        assert out.metrics[0].num_steps == 1 and out.metrics[2].num_steps == 0
+
+
+def test_b25_what_lies_past_a_rows_length_is_never_seen(plain):
+    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
+    state = job.start(job.request)
+    stale = jnp.arange(state.cache.capacity) >= state.cache.lengths[:, None]
+
+    def spoil(x):
+        return jnp.where(stale[:, None, :, None], 1e4, x)
+
+    cache = state.cache._replace(keys=tuple(map(spoil, state.cache.keys)), values=tuple(map(spoil, state.cache.values)))
+    end = job.run(state._replace(cache=cache))
+    for row, prompt in enumerate(PROMPTS):
+        assert np.asarray(end.tokens)[row, len(prompt) : len(prompt) + NEW].tolist() == plain.tokens[row]
+
+
+def test_b22_caches_cover_all_but_the_last_token_after_each_round():
+    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
+    state = job.start(job.request)
+    for _ in range(5):
+        state, _ = job.round(state)
+        assert np.array_equal(state.cache.lengths, state.lengths - 1)
+        assert (np.asarray(state.drafter.cache.lengths) <= np.asarray(state.lengths) - 1).all()
+        assert (np.asarray(state.drafter.cache.lengths) >= np.asarray(state.lengths) - 2).all()
+
+
+def test_b12_no_finite_logit_names_the_rows():
+    leaves = jax.tree.map(lambda x: x * jnp.nan, LM.params)
+    broken = dataclasses.replace(LM, params=leaves)
+    with pytest.raises(NoDistributionError, match="row 0 after 0 new tokens, row 1"):
+        generate(broken, PROMPTS, max_new_tokens=NEW)
+    with pytest.raises(NoDistributionError, match="row 1 after 0 new tokens: ") as caught:
+        run(logit_bias=[None, dict.fromkeys(range(50), -np.inf), None])
+    assert [len(row) for row in caught.value.result.tokens] == [NEW, 0, NEW]
+    with pytest.raises(NoDistributionError):
+        list(stream(broken, PROMPTS, drafter=TWIN, max_new_tokens=NEW))
+
+
+def test_a_draft_without_a_distribution_is_plain_decoding(plain):
+    broken = dataclasses.replace(LM, params=jax.tree.map(lambda x: x * jnp.nan, LM.params))
+    out = run(DraftModel(broken))
+    assert out.tokens == plain.tokens
+    assert all(m.num_draft_tokens == 0 for m in out.metrics)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_stream_is_generate(temperature):
+    options = dict(drafter=TWIN, temperature=temperature, max_new_tokens=NEW, seed=[3, 4, 5])
+    out = generate(LM, PROMPTS, **options)
+    events = stream(LM, PROMPTS, **options)
+    streamed = [[], [], []]
+    for event in events:
+        streamed[event.row].append(event)
+    assert [[e.token for e in row] for row in streamed] == out.tokens == events.result().tokens
+    assert events.result().metrics == out.metrics
+    assert [row[-1].finish_reason for row in streamed] == out.finish_reasons
+    assert [sum(e.from_draft for e in row) for row in streamed] == [m.num_accepted_tokens for m in out.metrics]
+
+
+def test_a_row_alone_is_the_row_of_a_batch():
+    options = dict(temperature=0.9, max_new_tokens=NEW)
+    for drafter in (TWIN, None):
+        together = run(drafter, seed=[3, 4, 5], **options)
+        backwards = run(drafter, PROMPTS[::-1], seed=[5, 4, 3], **options)
+        assert backwards.tokens == together.tokens[::-1]
+        assert backwards.metrics == together.metrics[::-1]
+        if drafter is None:
+            continue
+        for row in range(3):
+            alone = run(drafter, [PROMPTS[row]], seed=3 + row, **options)
+            assert alone.tokens == [together.tokens[row]]
+            assert alone.metrics == [together.metrics[row]]
+
+
+@pytest.mark.slow  # every operation is compiled on its own
+def test_a_round_outside_jit_is_the_compiled_round():
+    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW, temperature=0.9))
+    state = job.start(job.request)
+    loose, info = decode.round(job.lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
+    tight, compiled = job.round(state)
+    assert np.array_equal(info.committed, compiled.committed)
+    assert np.array_equal(loose.lengths, tight.lengths)
+    np.testing.assert_allclose(info.p, compiled.p, atol=1e-5)
+    for row, length in enumerate(np.asarray(loose.lengths)):
+        assert np.array_equal(loose.tokens[row, :length], tight.tokens[row, :length])
+
+
+def test_b29_b99_b106_calls_leave_nothing_behind(plain):
+    before = jax.tree.map(np.asarray, LM.params)
+    first = run(TWIN, temperature=0.9)
+    run(TWIN, PROMPTS[::-1], max_new_tokens=7)
+    again = run(TWIN, temperature=0.9)
+    assert again.tokens == first.tokens and again.metrics == first.metrics
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), before, LM.params))
+
+
+def test_warmup_compiles_what_generate_runs():
+    options = dict(drafter=TWIN, num_speculative_tokens=2, max_new_tokens=20)
+    warmup(LM, PROMPTS, **options)
+    with testing.count_traces() as seen:
+        generate(LM, PROMPTS, **options)
+        generate(LM, PROMPTS[::-1], **{**options, "max_new_tokens": 31, "temperature": 0.5, "seed": 8})
+    assert seen.compiled == 0
