@@ -62,6 +62,8 @@ def encode_prompts(lm: LM, prompts: Any, chat: bool) -> list[list[int]]:
         if isinstance(prompt, str):
             if lm.tokenizer is None:
                 raise ValueError(f"prompt {row} is text, but the model has no tokenizer; pass token ids")
+            if not prompt:
+                raise ValueError(f"prompt {row} is empty; to start from nothing but a BOS token, pass [[its id]]")
             ids = lm.tokenizer.apply_chat_template(prompt) if chat else lm.tokenizer.encode(prompt)
         elif isinstance(prompt, Sequence | np.ndarray) and all(is_int(token) for token in prompt):
             if chat:

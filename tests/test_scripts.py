@@ -1,0 +1,153 @@
+"""The command lines, run in this process on a tiny checkpoint: what they print, and how they refuse."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from test_convert_checkpoint import HF, write_hf
+from test_tokenizer import byte_level
+from tokenizers import pre_tokenizers
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    write_hf(path, {**HF, "vocab_size": 300, "eos_token_id": None}, tokenizer=byte_level())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "other"
+    order = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)
+    write_hf(path, {**HF, "vocab_size": 300}, tokenizer=byte_level(order=order))
+    return str(path)
+
+
+def run(capsys, *args):
+    code = script("generate").main(["--max-new-tokens", "12", *args])
+    return code, *capsys.readouterr()
+
+
+def test_text_and_record(capsys, folder):
+    code, out, err = run(capsys, "--model", folder, "--prompt", "abcabcabc")
+    assert code == 0 and not err
+    lines = out.strip().splitlines()
+    assert "tokens 12 in" in lines[-3] and "acceptance rate" in lines[-2] and "tokens/s" in lines[-1]
+
+
+def test_streamed_text_is_the_text(capsys, folder):
+    streamed = run(capsys, "--model", folder, "--prompt", "abcabc")[1]
+    whole = run(capsys, "--model", folder, "--prompt", "abcabc", "--no-stream")[1]
+    assert streamed.split("\n\ntokens")[0] == whole.split("\n\ntokens")[0]
+
+
+def test_json_of_a_batch(capsys, folder):
+    args = ("--model", folder, "--prompt", "abcabc", "--prompt", "xyz", "--json", "--compare")
+    code, out, _ = run(capsys, *args, "--drafter", "model", "--draft-model", folder)
+    data = json.loads(out)
+    assert code == 0 and set(data) == {"completions", "timing"} and len(data["completions"]) == 2
+    for completion in data["completions"]:
+        assert set(completion) == {"prompt", "text", "tokens", "finish_reason", "metrics"}
+        assert len(completion["tokens"]) == completion["metrics"]["completion_tokens"] == 12
+        assert completion["metrics"]["draft_acceptance_rate"] == 1.0  # the draft is the target
+        assert completion["metrics"]["per_step_drafted"] == [5, 5]
+    assert data["timing"]["identical"] is True and data["timing"]["ratio"] > 0
+
+
+def test_trace_tells_the_fate_of_every_token(capsys, folder):
+    args = ("--model", folder, "--prompt", "abcabcabc", "--trace", "--temperature", "1")
+    out = run(capsys, *args)[1]
+    assert "plain" in out or "correction" in out or "bonus" in out
+    assert "\033[" not in out  # not a terminal
+    data = json.loads(run(capsys, *args, "--json")[1])
+    (completion,) = data["completions"]
+    rebuilt = []
+    for entry in completion["rounds"]:
+        rebuilt += [draft["token"] for draft in entry["drafted"] if draft["accepted"]]
+        rebuilt += [] if entry["token"] is None else [entry["token"]]
+        assert all(0 <= draft["p"] <= 1 and 0 < draft["q"] <= 1 for draft in entry["drafted"])
+    assert rebuilt == completion["tokens"]
+
+
+def test_stop_string_and_prompt_file(capsys, folder, tmp_path):
+    (tmp_path / "p.txt").write_text("abcabc")
+    text = json.loads(run(capsys, "--model", folder, "--prompt-file", str(tmp_path / "p.txt"), "--json")[1])
+    tokens = text["completions"][0]["tokens"]
+    stop = byte_level().decode(tokens[3:5])
+    data = json.loads(run(capsys, "--model", folder, "--prompt", "abcabc", "--stop", stop, "--json")[1])
+    (completion,) = data["completions"]
+    assert completion["finish_reason"] == "stop" and completion["text"].endswith(stop)
+    assert completion["tokens"] == tokens[: len(completion["tokens"])]
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["--prompt", ""], "empty"),
+        (["--prompt", "a", "--num-speculative-tokens", "-1"], "num_speculative_tokens"),
+        (["--prompt", "a", "--top-p", "0"], "top_p"),
+        (["--prompt", "a", "--top-p", "1.5"], "top_p"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["--prompt", "a", "--max-new-tokens", "-2"], "max_new_tokens"),
+        (["--prompt", "a" * 3000], "context"),
+        (["--prompt", "a", "--prompt-lookup-min", "4"], "prompt_lookup_min"),
+        (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
+    code, out, err = run(capsys, "--model", folder, *args)
+    assert code == 2 and not out
+    assert err.startswith("error: ") and says in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["--frobnicate"], "--frobnicate"),
+        (["--drafter", "model"], "--draft-model"),
+        (["--draft-model", "x"], "--drafter model"),
+        (["--compare", "--drafter", "none"], "nothing to compare"),
+        (["--stream", "--json"], "--stream"),
+        (["--compare", "--trace"], "--trace"),
+    ],
+)
+def test_flags_that_do_not_go_together(capsys, args, says):
+    with pytest.raises(SystemExit) as stop:
+        script("generate").main(["--prompt", "a", *args])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and says in err and err.count("\n") == 1
+
+
+def test_b87_two_tokenizers_are_refused(capsys, folder, other_tokenizer):
+    args = ("--model", folder, "--prompt", "a", "--drafter", "model", "--draft-model", other_tokenizer)
+    code, _, err = run(capsys, *args)
+    assert code == 2 and "tokenizer" in err
+
+
+def test_parity_report(capsys, folder, monkeypatch):
+    module = script("parity")
+    monkeypatch.setattr(sys, "argv", ["parity.py", "--model", folder, "--max-new-tokens", "10", "--prompts", "2"])
+    assert module.main() == 0
+    out = capsys.readouterr().out
+    assert out.count("identical") == 4 and "every promised claim held" in out
+
+
+def test_ci_runs_the_command_of_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("python ")]
+    assert commands and all(f"    {command}\n" in readme or f"\n{command}\n" in readme for command in commands)
