@@ -272,13 +272,21 @@ def test_block_ends_at_each_rows_own_last_token(seed):
 
 @pytest.mark.parametrize(("vocab", "size"), [(3, 2), (3, 3), (4, 2), (4, 3)])
 def test_block_keeps_at_least_as_many_as_rejection(vocab, size):
-    """Sun et al. 2024, theorem 1's claim against algorithm 1 of Leviathan et al., on 20 pairs of tables."""
+    """The paper's claim, on 20 pairs of tables."""
     gains = []
     for seed in range(20):
         arguments = every_draft(*tables(seed, vocab), size)
         gains.append(outcomes(Block(), *arguments)[1] - outcomes(Rejection(), *arguments)[1])
     assert min(gains) > -1e-6
     assert max(gains) > 0.05
+
+
+def test_block_on_the_papers_own_example():
+    """Sun et al. 2024, introduction: two tokens, no context, K = 2; 10/9 kept token by token, 11/9 as a block."""
+    p, q = np.tile([1 / 3, 2 / 3], (2, 1)), np.tile([2 / 3, 1 / 3], (2, 1))
+    arguments = every_draft(p, q, 2)
+    assert outcomes(Rejection(), *arguments)[1] == pytest.approx(10 / 9, abs=1e-6)
+    assert outcomes(Block(), *arguments)[1] == pytest.approx(11 / 9, abs=1e-6)
 
 
 def test_block_equals_rejection_for_one_token():

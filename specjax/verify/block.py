@@ -1,6 +1,6 @@
 """Block verification: the draft is judged as a whole, which keeps at least as many tokens as judging one by one.
 
-Sun et al. 2024, "Block verification accelerates speculative decoding", algorithm 2. A row's chain ends where
+Sun et al. 2024, "Block verification accelerates speculative decoding" (arXiv 2403.10444). A row's chain ends where
 ``draft.valid`` ends; that end is its K.
 """
 
