@@ -87,7 +87,7 @@ class TypicalAcceptance(_RedrawsWithOneKey):
     """Accept x where p(x) > min(epsilon, delta exp(-H(p))), H the entropy in nats; on refusal draw from p.
 
     q plays no part: the less certain the target, the more it lets pass. At temperature 0 it is greedy decoding, token
-    for token. Cai et al. 2024, "Medusa", section 2.3.1, whose settings are the defaults.
+    for token. Cai et al. 2024, "Medusa", typical acceptance.
 
     Args:
       epsilon: the hard threshold, in (0, 1].
