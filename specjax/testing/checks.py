@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, random
+from specjax import decode, random, sampling
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation import prepare
 from specjax.models.lm import LM
@@ -83,9 +83,9 @@ class Trial:
         return [PROMPTS[i % len(PROMPTS)] for i in range(len(SETTINGS)) for _ in range(self.rows)]
 
     @property
-    def options(self) -> dict[str, list]:
-        """One value a row of every sampling parameter, so that no transform is left out of the program."""
-        neutral = {
+    def neutral(self) -> dict[str, Any]:
+        """Every transform present, none with an effect: other settings then trace the same program."""
+        return {
             "temperature": 1.0,
             "top_k": 0,
             "top_p": 1.0,
@@ -97,9 +97,13 @@ class Trial:
             "logit_bias": {},
             "allowed_token_ids": list(range(self.target.config.vocab_size)),
         }
+
+    @property
+    def options(self) -> dict[str, list]:
+        """One value a row of every sampling parameter, so that no transform is left out of the program."""
         return {
             name: [s.get(name, default) for s in SETTINGS.values() for _ in range(self.rows)]
-            for name, default in neutral.items()
+            for name, default in self.neutral.items()
         }
 
     def run(self, order: np.ndarray | None = None, **changes) -> DecodeState:
@@ -129,7 +133,7 @@ def check_law(trial: Trial) -> None:
         drawn.append(np.stack([row[: trial.length] for row in rows]).reshape(len(SETTINGS), trial.rows, -1))
     new = np.concatenate(drawn, axis=1)  # [settings, draws, length]
     for i, (name, setting) in enumerate(SETTINGS.items()):
-        law = joint_law(trial.target, PROMPTS[i % len(PROMPTS)], trial.length, **{"temperature": 1.0, **setting})
+        law = joint_law(trial.target, PROMPTS[i % len(PROMPTS)], trial.length, **{**trial.neutral, **setting})
         p_value = chi_square(count_sequences(new[i], trial.target.config.vocab_size), law)
         assert p_value > REJECT_BELOW, f"{trial}: not plain sampling's law under {name!r} (p = {p_value:.1e})"
 
@@ -181,7 +185,7 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
 
 
 def _cut(tokens: np.ndarray, stop: int | None) -> np.ndarray:
-    at = np.flatnonzero(tokens == stop) if stop is not None else []
+    at = np.flatnonzero(tokens == (sampling.NO_TOKEN if stop is None else stop))
     return tokens[: at[0] + 1] if len(at) else tokens
 
 
@@ -345,4 +349,5 @@ def check_verdicts(verifier: Verifier, size: int = 3, vocab: int = 5, rows: int 
 
 def lossless_verifiers() -> list[str]:
     """Names of the shipped verifiers that keep the target's law."""
-    return [name for name, verifier in VERIFIERS.items() if verifier.lossless]
+    shipped: dict[str, Any] = dict(VERIFIERS)
+    return [name for name, verifier in shipped.items() if verifier.lossless]

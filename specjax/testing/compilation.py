@@ -20,8 +20,8 @@ def count_traces() -> Iterator[Compilations]:
     """Counts within a ``with`` block: ``with count_traces() as seen: ...; assert seen.compiled == 0``."""
     seen = Compilations()
 
-    def listen(event: str, duration: float, **_) -> None:
-        del duration
+    def listen(event: str, duration_secs: float, **_) -> None:
+        del duration_secs
         seen.traced += event.endswith("/jaxpr_trace_duration")
         seen.compiled += event.endswith("/backend_compile_duration")
 

@@ -110,7 +110,8 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeSt
     request = job.request._replace(tokens=job.request.tokens[:, :capacity])
     job = dataclasses.replace(job, request=request, chunk=chunk)
     state = job.run(job.start(request))
-    return jax.device_get(state._replace(cache=None, drafter=None, key=None))
+    on_device: dict[str, Any] = {"cache": None, "drafter": None, "key": None}
+    return jax.device_get(state._replace(**on_device))
 
 
 def count_sequences(sequences: np.ndarray, vocab: int) -> np.ndarray:
