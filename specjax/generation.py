@@ -158,10 +158,14 @@ def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
-    """Compiles what ``generate`` (or ``stream``) with these arguments will run, without generating anything."""
+    """Compiles what ``generate`` (or ``stream``) with these arguments will run, and runs one block of it.
+
+    The first execution of a compiled program is slow too: kernels and weights are touched for the first time.
+    """
     job = prepare(lm, prompts, Options(**options))
-    ones = jnp.ones_like(job.request.limit)
-    state = job.start(job.request._replace(prompt_lengths=ones, limit=ones))  # every row is at its limit
+    block = job.request.prompt_lengths + job.num_speculative_tokens + 2
+    request = job.request._replace(limit=jnp.minimum(job.request.limit, block))
+    state = job.start(request)
     by_round = streaming or bool(stop_strings(job.options))
     state = job.round(state)[0] if by_round else job.run(state)
     jax.block_until_ready(state.lengths)
