@@ -5,6 +5,7 @@ pre-tokenizer from the class name and so change the ids.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ValueError("this model has no chat template: it is no chat model; pass the prompt as plain text")
-        from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
-
+        render_jinja_template = _template_renderer()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         values: dict[str, Any] = {
@@ -203,3 +203,18 @@ def _read_json(path: Path) -> dict:
         return json.loads(path.read_text("utf-8"))
     except ValueError as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from None
+
+
+def _template_renderer():
+    """transformers' renderer, imported late because it is slow to, and without its remark that torch is missing."""
+    quiet = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    before = os.environ.get(quiet)
+    os.environ[quiet] = "1"
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    finally:
+        if before is None:
+            del os.environ[quiet]
+        else:
+            os.environ[quiet] = before
+    return render_jinja_template
