@@ -89,7 +89,9 @@ def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
     testing.check_accepts_all(trial(SELF, verifier))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [pytest.param("prompt lookup", marks=pytest.mark.slow), "noisy twin", "greedy twin"]
+)
 def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
@@ -119,7 +121,7 @@ def share_of_first(one: Trial, name: str = "plain") -> np.ndarray:
 def test_b01_a_greedy_draft_is_a_point_mass(temperature):
     one = table_trial(constant(0.5, 0.5, 0, 0), constant(0.6, 0.4, 0, 0), temperature=temperature)
     testing.check_law(one)
-    assert abs(share_of_first(one)[0] - 0.5) < 0.1  # dividing by the draft's softmax gives 0.83
+    assert abs(share_of_first(one)[0] - 0.5) < 0.15  # dividing by the draft's softmax gives 0.83
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

@@ -65,8 +65,8 @@ class Trial:
     drafter: Drafter
     verifier: Verifier | str = "rejection"
     num_speculative_tokens: int = 3
-    rows: int = 400
-    draws: int = 2000
+    rows: int = 200
+    draws: int = 1600
     length: int = 4
     new_tokens: int = 9
 
