@@ -142,8 +142,7 @@ _IGNORED = frozenset(
     "num_labels problem_type task_specific_params return_dict output_hidden_states output_attentions torchscript "
     "use_bfloat16 tokenizer_class prefix begin_suppress_tokens chunk_size_feed_forward finetuning_task "
     "name_or_path bos_token_id eos_token_id max_sequence_length model_max_length unsloth_version unsloth_fixed "
-    "use_return_dict _attn_implementation_autoset _attn_implementation attn_implementation "
-    "".split()
+    "use_return_dict _attn_implementation_autoset _attn_implementation attn_implementation".split()
 )
 # Keys whose only implemented value is the one given (None and absence always pass).
 _REQUIRED: dict[str, tuple] = {
