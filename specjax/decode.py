@@ -25,8 +25,16 @@ def round(
 
     Leviathan et al. 2023, algorithm 1, for each row on its own.
     """
+    state, info, _ = advance(target, drafter, verifier, num_speculative_tokens, state)
+    return state, info
+
+
+def advance(
+    target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
+) -> tuple[DecodeState, RoundInfo, jax.Array]:
+    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block."""
     keys = verifier.draft_keys(state.key, state.lengths)
-    draft, drafter_state = drafter.propose(target, state, keys, num_speculative_tokens)
+    draft, state = drafter.propose(target, state, keys, num_speculative_tokens)
     draft = usable(draft, state)
     out = score(target, state, draft, drafter.widths(num_speculative_tokens))
     context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens))
@@ -35,10 +43,9 @@ def round(
     draft = draft._replace(valid=draft.valid & _prefix(finite[:, :-1]))
     verdict = verifier.verify(p, draft, state.key, state.lengths)
     failed = state.active & ~chain.row_at(finite, verdict.count)
-    state = state._replace(cache=out.cache, drafter=drafter_state)
-    state, info = commit(state, draft, p, out.logits, verdict, failed)
-    outcome = Outcome(info.accepted, out.logits, out.hidden)
-    return state._replace(drafter=drafter.commit(target, state, outcome)), info
+    state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
+    outcome = Outcome(info.accepted, p, out.logits, out.hidden)
+    return drafter.commit(target, state, outcome), info, p
 
 
 def usable(draft: Draft, state: DecodeState) -> Draft:

@@ -68,7 +68,8 @@ class Outcome(NamedTuple):
     """What a drafter learns of a round, beside the new state."""
 
     count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted and committed
-    logits: jax.Array  # f32[B, K+1, V] the target's, at every node of the block
+    p: jax.Array  # f32[B, K+1, V] what the target was sampled from, at every node of the block
+    logits: jax.Array  # f32[B, K+1, V] before the transforms
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
 
 
@@ -92,8 +93,12 @@ class Drafter(Protocol):
     """Proposes tokens. A pytree: weights are its leaves, configuration is static; its state travels separately.
 
     Laws, each tested for every drafter (specjax.testing): axis 0 of every state leaf is the row; what is reported as
-    q is the array that was sampled from; rollback goes by absolute lengths; the proposal after any history equals the
+    q is the array that was sampled from; whether a position is proposed (``valid``) may depend on the tokens before
+    it, never on its own or later ones; rollback goes by absolute lengths; the proposal after any history equals the
     proposal of a fresh ``init`` on the same prefix; rows don't see each other.
+
+    Of the state that ``propose`` and ``commit`` return, only ``drafter`` is theirs to change, and the entries of the
+    target's cache from ``lengths - 1`` on, which are stale: the target's own call writes them next.
     """
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
@@ -110,12 +115,12 @@ class Drafter(Protocol):
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, Any]:
+    ) -> tuple[Draft, DecodeState]:
         """Up to K tokens after each row's last; one for absolute position n is drawn with ``random.at(keys, n)``."""
         ...
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> Any:
-        """The drafter's state after the round that led to ``state``."""
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
+        """Learns of the round that led to ``state``."""
         ...
 
 

@@ -16,9 +16,9 @@ class Stateless:
         del target, batch, capacity
         return ()
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> tuple:
-        del target, state, outcome
-        return ()
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
+        del target, outcome
+        return state
 
 
 def static(cls):

@@ -20,7 +20,7 @@ class NoDraft(Stateless):
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, tuple]:
+    ) -> tuple[Draft, DecodeState]:
         del target, keys
         shape = (state.lengths.shape[0], num_speculative_tokens)
-        return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), ()
+        return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), state

@@ -35,7 +35,7 @@ class PromptLookup(Stateless):
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, tuple]:
+    ) -> tuple[Draft, DecodeState]:
         del target, keys
 
         def row(tokens, length):
@@ -47,4 +47,4 @@ class PromptLookup(Stateless):
             return tokens[start + offset], jnp.broadcast_to(found, (num_speculative_tokens,))
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
-        return Draft(tokens, valid, None), ()
+        return Draft(tokens, valid, None), state

@@ -129,10 +129,12 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x, angles, mask, keys, values, starts):
-        attended, keys, values = self.attention(self.attention_norm(x), angles, mask, keys, values, starts)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), keys, values
+    def __call__(self, x, angles, mask, keys, values, starts, run: tuple[bool, bool]):
+        """``run``: whether attention and MLP take part; what is left out costs nothing."""
+        if run[0]:
+            attended, keys, values = self.attention(self.attention_norm(x), angles, mask, keys, values, starts)
+            x = x + attended
+        return x + self.mlp(self.mlp_norm(x)) if run[1] else x, keys, values
 
 
 class Llama(nnx.Module):
@@ -160,6 +162,7 @@ class Llama(nnx.Module):
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
         with_logits: bool = True,
+        run: tuple[tuple[bool, bool], ...] | None = None,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
 
@@ -170,6 +173,7 @@ class Llama(nnx.Module):
           positions: i32[B, T] rotary positions; by default they follow the row's length.
           mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
           with_logits: False skips the output head.
+          run: for each layer, whether its attention and its MLP take part (static); all do by default.
         """
         starts = cache.lengths
         slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
@@ -178,8 +182,9 @@ class Llama(nnx.Module):
         angles = rope.cos_sin(self.config, positions)
         x = self.embed[...][tokens]  # [B, T, H]
         keys, values = [], []
-        for layer, layer_keys, layer_values in zip(self.layers, cache.keys, cache.values, strict=True):
-            x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts)
+        run = ((True, True),) * len(self.layers) if run is None else run
+        for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
+            x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts, parts)
             keys.append(layer_keys)
             values.append(layer_values)
         hidden = self.norm(x)

@@ -35,9 +35,10 @@ class LM:
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
         with_logits: bool = True,
+        run: tuple[tuple[bool, bool], ...] | None = None,
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
-        return llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits)
+        return llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits, run)
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of this model's shape and dtype."""

@@ -34,11 +34,11 @@ class Muted:
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, Any]:
-        draft, own = self.inner.propose(target, state, keys, num_speculative_tokens)
-        return draft._replace(valid=draft.valid & self.speaks), own
+    ) -> tuple[Draft, DecodeState]:
+        draft, state = self.inner.propose(target, state, keys, num_speculative_tokens)
+        return draft._replace(valid=draft.valid & self.speaks), state
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> Any:
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
         return self.inner.commit(target, state, outcome)
 
 

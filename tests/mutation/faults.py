@@ -14,6 +14,7 @@ import types
 import jax
 import jax.numpy as jnp
 
+import specjax
 from specjax import decode, random, sampling, verify
 from specjax.drafters import DraftModel
 from specjax.models import cache as kv
@@ -211,9 +212,14 @@ def target_judged_at_temperature_1():
 @fault(SELF)
 def top_p_on_the_target_alone():
     """Still lossless: it costs acceptance only."""
-    wrap(DraftModel, "propose", lambda propose: lambda self, target, state, *rest: propose(
-        self, target, state._replace(sampling=state.sampling._replace(top_p=None)), *rest
-    ))
+    def make(propose):
+        def faulty(self, target, state, *rest):
+            draft, after = propose(self, target, state._replace(sampling=state.sampling._replace(top_p=None)), *rest)
+            return draft, after._replace(sampling=state.sampling)
+
+        return faulty
+
+    wrap(DraftModel, "propose", make)
 
 
 @fault(WELL_FORMED)
@@ -245,7 +251,7 @@ def greedy_draft_scored_with_its_softmax():
 
 @fault(PATH)
 def draft_cache_never_sees_the_prompt():
-    DraftModel._catch_up = lambda self, state: state.drafter.cache
+    specjax.drafters.model.catch_up = lambda lm, cache, state, wanted, chunk: cache
 
 
 @fault(PATH)

@@ -1,0 +1,68 @@
+"""Drawing a chain of K tokens from anything that gives next-token logits: what all sampled drafts share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import random, sampling
+from specjax.types import DecodeState, Draft
+
+# (carry, token before the last i32[B], last token i32[B], its position i32[B]) -> (logits f32[B, V'], carry)
+NextLogits = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def draw_chain(
+    next_logits: NextLogits,
+    carry: Any,
+    state: DecodeState,
+    keys: jax.Array,
+    num_speculative_tokens: int,
+    vocab: int,
+    temperature: float | None = None,
+) -> tuple[Draft, Any]:
+    """K tokens one after another, each under the request's own sampling transforms; one ``lax.scan``.
+
+    Args:
+      next_logits: one draft step.
+      carry: what the steps pass on, a cache for instance.
+      state: the round's.
+      keys: key[B] to draw with.
+      num_speculative_tokens: K, at least 1.
+      vocab: V, the target's vocabulary size; logits of fewer or more tokens are fitted to it.
+      temperature: replaces the request's.
+
+    Returns:
+      The draft with its q, f32[B, K, V], and the last carry.
+    """
+    params = state.sampling
+    if temperature is not None:
+        params = params._replace(temperature=jnp.full_like(params.temperature, temperature))
+
+    def step(all_carry, i):
+        carry, previous, last, drafted = all_carry
+        position = state.lengths - 1 + i  # of the last token
+        logits, carry = next_logits(carry, previous, last, position)
+        context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, drafted[:, None])
+        q = sampling.distribution(_fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
+        token = random.categorical(random.at(keys, position[:, None] + 1), q)[:, 0]
+        drafted = jnp.where(jnp.arange(num_speculative_tokens) == i, token[:, None], drafted)
+        return (carry, last, token, drafted), (token, q[:, 0])
+
+    rows = jnp.arange(state.lengths.shape[0])
+    last = state.tokens[rows, state.lengths - 1]
+    previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
+    nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN)
+    steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
+    start: Any = (carry, previous, last, nothing)
+    (carry, *_), (tokens, q) = lax.scan(step, start, steps)
+    tokens, q = tokens.swapaxes(0, 1), q.swapaxes(0, 1)  # [B, K], [B, K, V]
+    return Draft(tokens, jnp.isfinite(q[..., 0]), q), carry
+
+
+def _fit(logits: jax.Array, vocab: int) -> jax.Array:
+    """Logits over the target's vocabulary: padding that only one model has can't be drafted."""
+    logits = logits[..., :vocab]
+    return jnp.pad(logits, ((0, 0), (0, vocab - logits.shape[-1])), constant_values=-jnp.inf)
