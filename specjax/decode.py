@@ -44,7 +44,7 @@ def advance(
     verdict = verifier.verify(p, draft, state.key, state.lengths)
     failed = state.active & ~chain.row_at(finite, verdict.count)
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
-    outcome = Outcome(info.accepted, p, out.logits, out.hidden)
+    outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden)
     return drafter.commit(target, state, outcome), info, p
 
 
@@ -123,6 +123,7 @@ def commit(
         drafted=drafted,
         p=chain.token_probs(p[:, :size], draft.tokens),
         q=chain.draft_token_probs(draft),
+        entropy=chain.draft_entropy(draft, p.shape[-1]),
         logprobs=logprobs,
         active=active,
         failed=new.failed,
@@ -146,7 +147,9 @@ def _append(buffer: jax.Array, block: jax.Array, lengths: jax.Array) -> jax.Arra
     return jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(buffer, block, lengths)
 
 
-def start(target: LM, drafter: Drafter, request: Request, chunk: int, logprobs: bool) -> DecodeState:
+def start(
+    target: LM, drafter: Drafter, request: Request, num_speculative_tokens: int, chunk: int, logprobs: bool
+) -> DecodeState:
     """The state before the first round: caches allocated, all but the last prompt token fed, ``chunk`` at a time."""
     batch, capacity = request.tokens.shape
     wanted = jnp.max(request.prompt_lengths) - 1
@@ -163,7 +166,7 @@ def start(target: LM, drafter: Drafter, request: Request, chunk: int, logprobs: 
         active=request.prompt_lengths < request.limit,
         failed=jnp.zeros(batch, bool),
         cache=kv.with_lengths(cache, request.prompt_lengths - 1),
-        drafter=drafter.init(target, batch, capacity),
+        drafter=drafter.init(target, batch, capacity, num_speculative_tokens),
         rounds=jnp.zeros(batch, jnp.int32),
         drafted=jnp.zeros((batch, capacity), jnp.int32),
         accepted=jnp.zeros((batch, capacity), jnp.int32),
@@ -183,6 +186,6 @@ def run(
 
 
 # The compiled forms. The state is donated, so its caches are updated in place; weights never are.
-start_jit = jax.jit(start, static_argnames=("chunk", "logprobs"))
+start_jit = jax.jit(start, static_argnames=("num_speculative_tokens", "chunk", "logprobs"))
 round_jit = jax.jit(round, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")
 run_jit = jax.jit(run, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")

@@ -68,7 +68,8 @@ class Job:
     options: Options
 
     def start(self, request: Request) -> DecodeState:
-        return decode.start_jit(self.lm, self.drafter, request, chunk=self.chunk, logprobs=self.options.logprobs)
+        size, logprobs = self.num_speculative_tokens, self.options.logprobs
+        return decode.start_jit(self.lm, self.drafter, request, size, chunk=self.chunk, logprobs=logprobs)
 
     def run(self, state: DecodeState) -> DecodeState:
         return decode.run_jit(self.lm, self.drafter, self.verifier, self.num_speculative_tokens, state)

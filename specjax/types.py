@@ -68,6 +68,7 @@ class Outcome(NamedTuple):
     """What a drafter learns of a round, beside the new state."""
 
     count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted and committed
+    drafted: jax.Array  # i32[B] drafted tokens that were verified
     p: jax.Array  # f32[B, K+1, V] what the target was sampled from, at every node of the block
     logits: jax.Array  # f32[B, K+1, V] before the transforms
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
@@ -84,6 +85,7 @@ class RoundInfo(NamedTuple):
     drafted: jax.Array  # i32[B] how many of them were verified
     p: jax.Array  # f32[B, K] the target's probability of each
     q: jax.Array  # f32[B, K] the draft's
+    entropy: jax.Array  # f32[B, K] entropy of each drafted position's q over log V, from 0 to 1
     logprobs: jax.Array  # f32[B, K+1] raw log-probability of each token
     active: jax.Array  # bool[B] after the round
     failed: jax.Array  # bool[B]
@@ -109,7 +111,7 @@ class Drafter(Protocol):
         """Raises ValueError, before any device work, if this drafter can't serve this target."""
         ...
 
-    def init(self, target: LM, batch: int, capacity: int) -> Any:
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         """The state of ``batch`` empty rows, for sequences of up to ``capacity`` tokens."""
         ...
 
@@ -119,8 +121,8 @@ class Drafter(Protocol):
         """Up to K tokens after each row's last; one for absolute position n is drawn with ``random.at(keys, n)``."""
         ...
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
-        """Learns of the round that led to ``state``."""
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        """Learns of the round that led to ``state``; None if rows were only cut back, as under a cascade."""
         ...
 
 

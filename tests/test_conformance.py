@@ -9,8 +9,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specjax import testing
-from specjax.drafters import DraftModel, NoDraft, PromptLookup
+from specjax import drafters, testing
+from specjax.datastore import Datastore
+from specjax.drafters import Adaptive, DraftModel, NoDraft, PromptLookup
 from specjax.testing import Trial
 
 SHAPE = dict(
@@ -18,17 +19,41 @@ SHAPE = dict(
     num_key_value_heads=1, head_dim=4, max_position_embeddings=256,
 )  # fmt: skip
 TARGET = testing.tiny_lm(0, std=0.7, **SHAPE)
+DEEP = testing.tiny_lm(1, std=0.7, **{**SHAPE, "num_hidden_layers": 2})  # for drafters that leave layers out
 SELF = DraftModel(TARGET, prefill_chunk=4)
 TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
+CORPUS = np.random.default_rng(0).integers(0, 4, (6, 40)).tolist()
 
 DRAFTERS = {
     "prompt lookup": PromptLookup(prompt_lookup_min=1),
     "noisy twin": TWIN,
     "greedy twin": dataclasses.replace(TWIN, temperature=0.0),
+    "early exit": drafters.LayerSkip(exit_layer=1),
+    "sublayers": drafters.LayerSkip(skip_attention=(0,), skip_mlp=(1,)),
+    "sink and window": drafters.SinkWindow(sink=1, window=2),
+    "unigram": drafters.NGramTable.count(CORPUS, 4, order=1),
+    "bigram": drafters.NGramTable.count(CORPUS, 4, order=2, keep=2),
+    "random": drafters.RandomDraft(),
+    "oracle": drafters.Oracle.of([p + [1, 1, 3, 0, 2, 2, 0, 1, 3] for p in testing.checks.PROMPTS]),
+    "retrieval": drafters.Retrieval.over(Datastore.build(CORPUS), retrieval_max=3, retrieval_min=1),
+    "jacobi": drafters.Jacobi(),
+    "cascade": drafters.Cascade(PromptLookup(prompt_lookup_min=1), TWIN.lm, 2, prefill_chunk=4),
+    "cascade of three models": drafters.Cascade(
+        drafters.Cascade(drafters.RandomDraft(), SELF.lm, 1, prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4
+    ),
+    "lookup, else twin": drafters.FirstOf(PromptLookup(), TWIN),
+    "twin, heuristic": Adaptive(TWIN, drafters.Heuristic(start=1)),
+    "twin, confidence": Adaptive(TWIN, drafters.Confidence(0.45)),
+    "twin, entropy": Adaptive(TWIN, drafters.EntropyGuided(gamma_min=0, ema_beta=0.5)),
+    "twin, cost model": Adaptive(TWIN, drafters.CostModel(c=0.5)),
 }
+TARGETS = {"early exit": DEEP, "sublayers": DEEP}
+HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
 VERIFIERS = testing.lossless_verifiers()
 # By default each drafter with the rule of the papers, each verifier with a sampled draft; the rest is slow.
-DEFAULT = {(d, "rejection") for d in DRAFTERS} | {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled")}
+SIMILAR = {"sublayers", "unigram", "cascade of three models", "twin, heuristic", "twin, cost model"}
+DEFAULT = {(d, "rejection") for d in DRAFTERS if d not in SIMILAR}
+DEFAULT |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("twin, confidence", "block")}
 TABLE = [
     pytest.param(d, v, marks=() if (d, v) in DEFAULT else pytest.mark.slow, id=f"{d}-{v}")
     for d in DRAFTERS
@@ -36,8 +61,14 @@ TABLE = [
 ]
 
 
-def trial(drafter, verifier, target=TARGET, **changes) -> Trial:
-    drafter = DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
+def slow_unless(default, names):
+    return [pytest.param(n, marks=() if n in default else pytest.mark.slow) for n in names]
+
+
+def trial(drafter, verifier, target=None, **changes) -> Trial:
+    if target is None:
+        target = TARGETS.get(drafter, TARGET) if isinstance(drafter, str) else TARGET
+    drafter = DRAFTERS[drafter] if isinstance(drafter, str) else drafter
     return Trial(target, drafter, verifier, **changes)
 
 
@@ -72,9 +103,7 @@ def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
         assert places == set(range(one.num_speculative_tokens + 1)), "stop tokens must fall on every slot of a block"
 
 
-@pytest.mark.parametrize(
-    "drafter", ["prompt lookup", "noisy twin", pytest.param("greedy twin", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin"}, DRAFTERS))
 def test_coupled_is_plain_token_for_token_under_sampling(drafter):
     testing.check_same_as_plain(trial(drafter, "coupled"), greedy=False)
 
@@ -89,9 +118,7 @@ def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
     testing.check_accepts_all(trial(SELF, verifier))
 
 
-@pytest.mark.parametrize(
-    "drafter", [pytest.param("prompt lookup", marks=pytest.mark.slow), "noisy twin", "greedy twin"]
-)
+@pytest.mark.parametrize("drafter", slow_unless(set(DRAFTERS) - SIMILAR, [d for d in DRAFTERS if d not in HISTORY]))
 def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
@@ -165,7 +192,8 @@ def test_wider_sweep_of_draft_lengths(drafter, verifier, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_check_drafter_in_one_call(drafter):
-    testing.check_drafter(DRAFTERS[drafter], TARGET)
+    target = TARGETS.get(drafter, TARGET)
+    testing.check_drafter(DRAFTERS[drafter], target, path_independent=drafter not in HISTORY)
 
 
 @pytest.mark.slow

@@ -1,7 +1,35 @@
 """Drafters. Each is one small file that obeys :class:`specjax.types.Drafter`."""
 
+from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic
+from specjax.drafters.cascade import Cascade
+from specjax.drafters.first_of import FirstOf
+from specjax.drafters.jacobi import Jacobi
+from specjax.drafters.layer_skip import LayerSkip
 from specjax.drafters.model import DraftModel
+from specjax.drafters.ngram_table import NGramTable
 from specjax.drafters.none import NoDraft
+from specjax.drafters.oracle import Oracle
 from specjax.drafters.prompt_lookup import PromptLookup
+from specjax.drafters.random_draft import RandomDraft
+from specjax.drafters.retrieval import Retrieval
+from specjax.drafters.sink_window import SinkWindow
 
-__all__ = ["DraftModel", "NoDraft", "PromptLookup"]
+__all__ = [
+    "Adaptive",
+    "Cascade",
+    "Confidence",
+    "CostModel",
+    "DraftModel",
+    "EntropyGuided",
+    "FirstOf",
+    "Heuristic",
+    "Jacobi",
+    "LayerSkip",
+    "NGramTable",
+    "NoDraft",
+    "Oracle",
+    "PromptLookup",
+    "RandomDraft",
+    "Retrieval",
+    "SinkWindow",
+]

@@ -12,11 +12,11 @@ class Stateless:
     def check(self, target: LM) -> None:
         del target
 
-    def init(self, target: LM, batch: int, capacity: int) -> tuple:
-        del target, batch, capacity
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+        del target, batch, capacity, num_speculative_tokens
         return ()
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         del target, outcome
         return state
 

@@ -42,11 +42,10 @@ class DraftModel:
         return (num_speculative_tokens + 1,)
 
     def check(self, target: LM) -> None:
-        if self.lm.tokenizer is not None and target.tokenizer is not None:
-            check_same_tokenizer(target.tokenizer, self.lm.tokenizer)
+        check_draft_model(target, self.lm)
 
-    def init(self, target: LM, batch: int, capacity: int) -> DraftState:
-        del target
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
+        del target, num_speculative_tokens
         return DraftState(self.lm.alloc_cache(batch, capacity + self.prefill_chunk))
 
     def propose(
@@ -70,12 +69,18 @@ class DraftModel:
         fits = positions <= self.lm.config.max_position_embeddings
         return draft._replace(valid=draft.valid & fits), state._replace(drafter=DraftState(cache))
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         # Fed and committed tokens agree up to the new last one, which is a correction or a bonus the draft never fed.
         del target, outcome
         cache = state.drafter.cache
         cache = kv.with_lengths(cache, jnp.minimum(cache.lengths, state.lengths - 1))
         return state._replace(drafter=DraftState(cache))
+
+
+def check_draft_model(target: LM, draft: LM) -> None:
+    """Raises ValueError if the two speak different tokens."""
+    if draft.tokenizer is not None and target.tokenizer is not None:
+        check_same_tokenizer(target.tokenizer, draft.tokenizer)
 
 
 jax.tree_util.register_dataclass(DraftModel, data_fields=["lm"], meta_fields=["temperature", "prefill_chunk"])

@@ -29,8 +29,8 @@ class Muted:
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
 
-    def init(self, target: LM, batch: int, capacity: int) -> Any:
-        return self.inner.init(target, batch, capacity)
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
+        return self.inner.init(target, batch, capacity, num_speculative_tokens)
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -38,7 +38,7 @@ class Muted:
         draft, state = self.inner.propose(target, state, keys, num_speculative_tokens)
         return draft._replace(valid=draft.valid & self.speaks), state
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome) -> DecodeState:
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         return self.inner.commit(target, state, outcome)
 
 

@@ -17,9 +17,16 @@ def draft_token_probs(draft: Draft) -> jax.Array:
     return jnp.ones(draft.tokens.shape) if draft.probs is None else token_probs(draft.probs, draft.tokens)
 
 
-def accepted_prefix(accept: jax.Array) -> jax.Array:
+def draft_entropy(draft: Draft, vocab: int) -> jax.Array:
+    """Entropy of each drafted position's q over log V, f32[B, K] from 0 to 1: 0 for point masses."""
+    if draft.probs is None:
+        return jnp.zeros(draft.tokens.shape)
+    return jnp.sum(jax.scipy.special.entr(draft.probs), axis=-1) / jnp.log(vocab)
+
+
+def leading_run(flags: jax.Array) -> jax.Array:
     """Length of the leading run of True in bool[B, K]. -> i32[B]."""
-    return jnp.sum(jnp.cumprod(accept, axis=1, dtype=jnp.int32), axis=1)
+    return jnp.sum(jnp.cumprod(flags, axis=1, dtype=jnp.int32), axis=1)
 
 
 def row_at(x: jax.Array, index: jax.Array) -> jax.Array:

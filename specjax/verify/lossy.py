@@ -48,7 +48,7 @@ class Lenient(_RedrawsWithOneKey):
         q_x = chain.draft_token_probs(draft)  # [B, K]
         positions = lengths[:, None] + jnp.arange(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = chain.accepted_prefix(draft.valid & (q_x > 0) & (u * (self.lenience * q_x) < p_x))
+        count = chain.leading_run(draft.valid & (q_x > 0) & (u * (self.lenience * q_x) < p_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
         return Verdict(count, chain.draw(keys, lengths + count, rest))
 
@@ -78,7 +78,7 @@ class LenientGreedy(_RedrawsWithOneKey):
         best = jnp.argmax(p, axis=-1).astype(jnp.int32)  # [B, K+1]; ties go to the lowest id
         p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
         near = p_x > self.lenience * jnp.max(p[:, :-1], axis=-1)
-        count = chain.accepted_prefix(draft.valid & (near | (draft.tokens == best[:, :-1])))
+        count = chain.leading_run(draft.valid & (near | (draft.tokens == best[:, :-1])))
         return Verdict(count, chain.row_at(best, count))
 
 
@@ -108,7 +108,7 @@ class TypicalAcceptance(_RedrawsWithOneKey):
         p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
         entropy = jnp.sum(entr(p[:, :-1]), axis=-1)  # [B, K]
         typical = p_x > jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
-        count = chain.accepted_prefix(draft.valid & typical)
+        count = chain.leading_run(draft.valid & typical)
         return Verdict(count, chain.draw(keys, lengths + count, chain.row_at(p, count)))
 
 

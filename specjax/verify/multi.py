@@ -32,7 +32,7 @@ def multi_proposal(
     h, targets = acceptance(p, q, proposals)
     at = random.at(random.fold(keys, random.ACCEPT), positions[:, None])[:, 0]
     u = random.uniform(random.at(at, jnp.broadcast_to(jnp.arange(size), proposals.shape)))
-    index = chain.accepted_prefix(u >= h)  # refusals before the first acceptance
+    index = chain.leading_run(u >= h)  # refusals before the first acceptance
     own = chain.draw(keys, positions, targets[:, -1])
     token = chain.row_at(jnp.concatenate([proposals, own[:, None]], axis=1), index)
     return index, token

@@ -27,6 +27,6 @@ class Rejection:
         q_x = chain.draft_token_probs(draft)  # [B, K]
         positions = lengths[:, None] + jnp.arange(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = chain.accepted_prefix(draft.valid & (q_x > 0) & (u * q_x < p_x))
+        count = chain.leading_run(draft.valid & (q_x > 0) & (u * q_x < p_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
         return Verdict(count, chain.draw(keys, lengths + count, rest))

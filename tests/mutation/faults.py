@@ -87,7 +87,7 @@ def bonus_from_the_row_before():
 
 @fault(TABLE_LAW)
 def refusals_do_not_end_the_prefix():
-    chain.accepted_prefix = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
+    chain.leading_run = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
 
 
 @fault(B11)

@@ -1,0 +1,130 @@
+"""A cascade: the draft model is itself decoded speculatively, by the same round, with a cheaper drafter under it.
+
+Any depth: n-grams under a 1B model under an 8B one; the staged speculation of Spector and Re 2023 and of Chen et al.
+2023 (cascade speculative drafting), with TriForce (Sun et al. 2024) as the case of a compressed cache.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import decode, sampling
+from specjax.drafters.model import check_draft_model
+from specjax.drafters.prefill import catch_up
+from specjax.models import cache as kv
+from specjax.models.cache import KVCache
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.verify.coupled import Coupled
+
+
+class CascadeState(NamedTuple):
+    cache: KVCache  # the draft model's
+    inner: Any
+
+
+class GivenNoise(Coupled):
+    """Coupled verification with the keys as they are: the draft model draws what :class:`DraftModel` would draw."""
+
+    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
+        del lengths
+        return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Cascade:
+    """Proposes token for token what ``DraftModel(lm)`` proposes, in fewer calls of ``lm``.
+
+    Args:
+      inner: the drafter that drafts for ``lm``.
+      lm: the draft model, with the target's vocabulary.
+      num_speculative_tokens: that ``inner`` proposes to ``lm`` at a time.
+      prefill_chunk: tokens fed at a time when ``lm``'s cache is behind.
+    """
+
+    inner: Drafter
+    lm: LM
+    num_speculative_tokens: int = 3
+    prefill_chunk: int = 64
+
+    def __post_init__(self):
+        size = self.num_speculative_tokens
+        if isinstance(size, int) and size < 1:
+            raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)
+
+    def check(self, target: LM) -> None:
+        check_draft_model(target, self.lm)
+        if self.lm.config.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"a cascade's models need one vocabulary size, got {target.config.vocab_size} for the target and "
+                f"{self.lm.config.vocab_size} for the draft; DraftModel can do with two"
+            )
+        self.inner.check(self.lm)
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
+        del target
+        room = capacity + num_speculative_tokens + self.num_speculative_tokens + 1
+        inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
+        return CascadeState(self.lm.alloc_cache(batch, room + self.prefill_chunk), inner)
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        own = self._request(state, keys, num_speculative_tokens)
+        batch, size, headroom = own.lengths.shape[0], num_speculative_tokens, self.num_speculative_tokens + 1
+        verifier = GivenNoise()
+
+        def body(carry):
+            own, q = carry
+            before = own.lengths - state.lengths  # drafted so far
+            own, _, p = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
+            q = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at, 0)))(q, p, before)
+            return own, q
+
+        q = jnp.zeros((batch, size + headroom, target.config.vocab_size))
+        own, q = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, q))
+        q = q[:, :size]
+        offset = jnp.arange(size)
+        tokens = jnp.take_along_axis(own.tokens, state.lengths[:, None] + offset, axis=1)
+        drafted = offset < (own.lengths - state.lengths)[:, None]
+        fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
+        draft = Draft(tokens, drafted & fits & jnp.isfinite(q[..., 0]), q)
+        return draft, state._replace(drafter=CascadeState(own.cache, own.drafter))
+
+    def _request(self, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
+        """The draft model's own decoding: K more tokens for every active row, with nothing to stop it but that."""
+        headroom = self.num_speculative_tokens + 1
+        cache = catch_up(self.lm, state.drafter.cache, state, state.lengths - 1, self.prefill_chunk)
+        nothing = jnp.zeros((state.lengths.shape[0], size), jnp.int32)
+        return state._replace(
+            key=keys,
+            stop_ids=jnp.full_like(state.stop_ids, sampling.NO_TOKEN),
+            limit=state.lengths + size,
+            tokens=jnp.pad(state.tokens, ((0, 0), (0, headroom))),
+            failed=jnp.zeros_like(state.failed),
+            cache=cache,
+            drafter=state.drafter.inner,
+            rounds=nothing[:, 0],
+            drafted=nothing,
+            accepted=nothing,
+            logprobs=None,
+        )
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        del target, outcome
+        cache, inner = state.drafter
+        cache = kv.with_lengths(cache, jnp.minimum(cache.lengths, state.lengths - 1))
+        # One round of the target may undo several of the draft model's.
+        inner = self.inner.commit(self.lm, state._replace(cache=cache, drafter=inner), None).drafter
+        return state._replace(drafter=CascadeState(cache, inner))
+
+
+jax.tree_util.register_dataclass(
+    Cascade, data_fields=["inner", "lm"], meta_fields=["num_speculative_tokens", "prefill_chunk"]
+)

@@ -1,0 +1,71 @@
+"""Several drafters in order of preference: each row takes the first that has something to say."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft, Drafter, Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOf:
+    """``first``'s draft where it has one, else ``second``'s; ``second`` runs only if some row needs it.
+
+    Chains of more nest: ``FirstOf(a, FirstOf(b, c))``.
+    """
+
+    first: Drafter
+    second: Drafter
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return tuple(sorted({*self.first.widths(num_speculative_tokens), *self.second.widths(num_speculative_tokens)}))
+
+    def check(self, target: LM) -> None:
+        self.first.check(target)
+        self.second.check(target)
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+        return tuple(d.init(target, batch, capacity, num_speculative_tokens) for d in (self.first, self.second))
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        own = state.drafter
+        draft, after = self.first.propose(target, state._replace(drafter=own[0]), keys, num_speculative_tokens)
+        silent = state.active & ~draft.valid[:, 0]
+        # A row that does not need the second is idle to it.
+        asked = state._replace(active=silent, cache=after.cache, drafter=own[1])
+
+        def ask(asked: DecodeState):
+            return self.second.propose(target, asked, keys, num_speculative_tokens)
+
+        def rest(asked: DecodeState):
+            shapes = jax.eval_shape(ask, asked)[0]
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), asked
+
+        other, after_both = lax.cond(jnp.any(silent), ask, rest, asked)
+        chosen = _choose(silent, other, draft, target.config.vocab_size)
+        return chosen, state._replace(cache=after_both.cache, drafter=(after.drafter, after_both.drafter))
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        both = tuple(
+            d.commit(target, state._replace(drafter=s), outcome).drafter
+            for d, s in zip((self.first, self.second), state.drafter, strict=True)
+        )
+        return state._replace(drafter=both)
+
+
+jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_fields=[])
+
+
+def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
+    """a's rows where bool[B] says so, else b's; a point mass beside a sampled draft is written out as one-hot."""
+    where = where[:, None]
+    tokens, valid = jnp.where(where, a.tokens, b.tokens), jnp.where(where, a.valid, b.valid)
+    if a.probs is None and b.probs is None:
+        return Draft(tokens, valid, None)
+    ours, theirs = (jax.nn.one_hot(d.tokens, vocab) if d.probs is None else d.probs for d in (a, b))
+    return Draft(tokens, valid, jnp.where(where[..., None], ours, theirs))

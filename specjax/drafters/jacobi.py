@@ -1,0 +1,63 @@
+"""Jacobi decoding: the target's own answers to a wrong guess are the next guess.
+
+Santilli et al. 2023 (parallel greedy decoding); with sampling, the guess is drawn from the distribution that the last
+iteration left for its position and judged against that q (speculative Jacobi decoding, Teng et al. 2024).
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax import random
+from specjax.drafters.base import static
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft, Outcome
+
+
+class Guess(NamedTuple):
+    q: jax.Array  # f32[B, K, V] the next draft's distributions
+    known: jax.Array  # i32[B] how many of them answer to a real iteration
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class Jacobi:
+    """Drafts K tokens at no cost of its own: verification's answers past the last kept token are the next draft.
+
+    Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. A
+    guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
+    """
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)  # never narrower: the answers at every position are the point
+
+    def check(self, target: LM) -> None:
+        del target
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
+        del capacity
+        shape = (batch, num_speculative_tokens, target.config.vocab_size)
+        return Guess(jnp.full(shape, 1.0 / shape[-1]), jnp.zeros(batch, jnp.int32))
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        del target
+        offset = jnp.arange(num_speculative_tokens)
+        q, known = state.drafter
+        q = q[:, :num_speculative_tokens]
+        tokens = random.categorical(random.at(keys, state.lengths[:, None] + offset), q)
+        valid = (offset < known[:, None]) & jnp.isfinite(q[..., 0])
+        return Draft(tokens, valid, q), state
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        del target
+        q, known = state.drafter
+        if outcome is None:
+            return state._replace(drafter=Guess(q, jnp.zeros_like(known)))
+        size = q.shape[1]
+        node = outcome.count[:, None] + 1 + jnp.arange(size)  # the answer to the token before the guessed one
+        q = jnp.take_along_axis(outcome.p, jnp.minimum(node, size)[:, :, None], axis=1)
+        return state._replace(drafter=Guess(q, size - outcome.count))

@@ -1,0 +1,74 @@
+"""Self-drafting: the target with some of its sublayers left out, on its own weights and its own cache.
+
+Early exit is LayerSkip (Elhoushi et al. 2024); any subset of attention and MLP sublayers is Draft & Verify (Zhang et
+al. 2024).
+"""
+
+import dataclasses
+
+import jax
+
+from specjax.config import LlamaConfig
+from specjax.drafters.base import Stateless, static
+from specjax.drafters.sampled import draw_chain
+from specjax.models import cache as kv
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class LayerSkip(Stateless):
+    """Draws K tokens from the target without some of its sublayers.
+
+    It keeps nothing of its own: committed tokens are read from the target's cache as verification left it, and what
+    the draft writes there, past the last committed token, verification writes again. So only one token is fed a step.
+
+    Args:
+      exit_layer: layers from this one on are left out; None keeps all.
+      skip_attention: layers whose attention is left out.
+      skip_mlp: layers whose MLP is left out.
+      temperature: replaces the request's while drafting.
+    """
+
+    exit_layer: int | None = None
+    skip_attention: tuple[int, ...] = ()
+    skip_mlp: tuple[int, ...] = ()
+    temperature: float | None = None
+
+    def __post_init__(self):
+        for name in ("skip_attention", "skip_mlp"):  # lists would not be static
+            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
+
+    def check(self, target: LM) -> None:
+        layers = target.config.num_hidden_layers
+        if self.exit_layer is not None and not 1 <= self.exit_layer <= layers:
+            raise ValueError(f"exit_layer must be from 1 to the target's {layers} layers, got {self.exit_layer!r}")
+        for name in ("skip_attention", "skip_mlp"):
+            outside = [i for i in getattr(self, name) if not (isinstance(i, int) and 0 <= i < layers)]
+            if outside:
+                raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
+
+    def run(self, config: LlamaConfig) -> tuple[tuple[bool, bool], ...]:
+        """For each layer, whether its attention and its MLP take part."""
+        end = config.num_hidden_layers if self.exit_layer is None else self.exit_layer
+        layers = range(config.num_hidden_layers)
+        return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        run = self.run(target.config)
+
+        def next_logits(cache, previous, last, position):
+            out = target(last[:, None], kv.with_lengths(cache, position), run=run)
+            return out.logits[:, 0], out.cache
+
+        vocab = target.config.vocab_size
+        draft, cache = draw_chain(
+            next_logits, state.cache, state, keys, num_speculative_tokens, vocab, self.temperature
+        )
+        return draft, state._replace(cache=cache)

@@ -1,0 +1,59 @@
+"""Replaying known continuations: the upper bound for any drafter, and a script for tests."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.drafters.base import Stateless
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle(Stateless):
+    """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
+
+    tokens: jax.Array  # i32[N, M]
+    lengths: jax.Array  # i32[N]
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]]) -> "Oracle":
+        """From whole texts as token ids, prompts included.
+
+        Raises:
+          ValueError: if there is none.
+        """
+        if not len(texts):
+            raise ValueError("an oracle needs at least one known text, got none")
+        lengths = np.array([len(t) for t in texts], np.int32)
+        tokens = np.full((len(texts), max(lengths.max(), 1)), -1, np.int32)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = text
+        return cls(jnp.asarray(tokens), jnp.asarray(lengths))
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return tuple(sorted({1, num_speculative_tokens + 1}))
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        del target, keys
+        size = max(self.tokens.shape[1], state.tokens.shape[1]) + num_speculative_tokens
+        known = jnp.pad(self.tokens, ((0, 0), (0, size - self.tokens.shape[1])))
+        index = jnp.arange(size)
+
+        def row(tokens, length):
+            tokens = jnp.pad(tokens, (0, size - tokens.shape[0]))
+            agrees = jnp.all((known == tokens) | (index >= length), axis=1) & (self.lengths >= length)
+            which = jnp.argmax(agrees)
+            positions = length + jnp.arange(num_speculative_tokens)
+            return known[which, positions], agrees[which] & (positions < self.lengths[which])
+
+        tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
+        return Draft(tokens, valid, None), state
+
+
+jax.tree_util.register_dataclass(Oracle, data_fields=["tokens", "lengths"], meta_fields=[])

@@ -1,0 +1,32 @@
+"""Random drafts: the lower bound for any drafter, and a test that exactness does not lean on good ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters.base import Stateless, static
+from specjax.drafters.sampled import draw_chain
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class RandomDraft(Stateless):
+    """K tokens drawn uniformly from what the request's own filters leave of the vocabulary."""
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        vocab = target.config.vocab_size
+
+        def next_logits(carry, previous, last, position):
+            return jnp.zeros((last.shape[0], vocab)), carry
+
+        # At the request's own temperature 0, equal logits would always give token 0.
+        draft, _ = draw_chain(next_logits, (), state, keys, num_speculative_tokens, vocab, temperature=1.0)
+        return draft, state
