@@ -57,16 +57,17 @@ class Metrics:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
-    def alpha(self) -> float | None:
-        """Accepted over judged drafted tokens: Leviathan's acceptance rate; None without any.
-
-        A token after a rejected one is verified but never judged, so this is higher than ``draft_acceptance_rate``.
-        """
+    def num_judged_tokens(self) -> int:
+        """Drafted tokens that were accepted or refused; one after a refused token is verified, but never judged."""
         refused = sum(a < d for a, d in self._pairs())
         if self._missing() and self.per_step_accepted[-1] < self.per_step_drafted[-1]:
             refused -= 1  # the end cut that step short, not the target
-        judged = self.num_accepted_tokens + refused
-        return self.num_accepted_tokens / judged if judged else None
+        return self.num_accepted_tokens + refused
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted over judged drafted tokens, Leviathan's acceptance rate; None without any."""
+        return self.num_accepted_tokens / self.num_judged_tokens if self.num_judged_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:

@@ -39,7 +39,7 @@ class _Given(Stateless):
 jax.tree_util.register_dataclass(_Given, data_fields=["draft"], meta_fields=["block_widths"])
 
 
-def calls(lm: LM, prompts: str | Sequence, count: int = 8, repeats: int = 3, **options) -> dict[str, Any]:
+def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **options) -> dict[str, Any]:
     """Median seconds of a plain step, of drafting K tokens, and of the rest of a round by the width of its block.
 
     Each is repeated on the device after the prompts, with its own draft of real tokens: ``count`` times in one
