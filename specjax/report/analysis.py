@@ -223,4 +223,6 @@ def in_words(record: dict) -> list[str]:
     sentences.append(
         f"Beside one plain step a round, most time went to {worst}: {costs[worst] / speed.seconds:.0%} of all."
     )
+    if record["timing"]["streamed"] and speed.rest > 0.1 * speed.seconds:
+        sentences.append("The run was streamed; with --no-stream the host stays out of it, and no q and p are kept.")
     return sentences
