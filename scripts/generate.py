@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import specjax
 from specjax import record, timing, trace
+from specjax.commandline import Parser
 from specjax.drafters import choices
 from specjax.verify import VERIFIERS
 
@@ -20,11 +21,6 @@ DEFAULT_PROMPT = (
     "planet and Jupiter is the largest planet. Mercury is the planet closest to the Sun and Neptune is the planet "
     "farthest from the Sun."
 )
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"error: {message} (see --help)\n")
 
 
 def parse(argv) -> argparse.Namespace:
@@ -153,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
     if not quiet and (not streamed or args.trace or several):
         for prompt, text in zip(prompts, result.texts or [], strict=True):
             print(f"--- {prompt}\n{text}" if several else text)
-    times = {**result.seconds, "tokens_per_second": speed(result), "streamed": streamed}
+    times = {**result.seconds, "tokens_per_second": speed(result), "streamed": streamed or bool(args.stop)}
     if args.compare:
         plain_options = {**options, "drafter": None}
         specjax.warmup(lm, prompts, **plain_options)

@@ -11,13 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import specjax
 from specjax import acceptance
+from specjax.commandline import Parser
 from specjax.drafters import choices
 from specjax.prompts import read_prompts
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"error: {message} (see --help)\n")
 
 
 def parse(argv) -> argparse.Namespace:

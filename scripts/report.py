@@ -3,18 +3,13 @@
 python scripts/generate.py --profile --json run.json && python scripts/report.py run.json
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 from specjax import record, report
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"error: {message} (see --help)\n")
+from specjax.commandline import Parser
 
 
 def main(argv=None) -> int:
