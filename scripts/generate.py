@@ -11,8 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import trace
-from specjax.drafters import DraftModel, PromptLookup
+from specjax import record, timing, trace
+from specjax.commandline import Parser
+from specjax.drafters import choices
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = (
@@ -22,11 +23,6 @@ DEFAULT_PROMPT = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"error: {message} (see --help)\n")
-
-
 def parse(argv) -> argparse.Namespace:
     parser = Parser(description="Decodes prompts speculatively with a Llama-family model.")
     add = parser.add_argument
@@ -34,10 +30,7 @@ def parse(argv) -> argparse.Namespace:
     add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
     add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
-    add("--drafter", choices=("none", "model", "ngram"), default="ngram", help="who proposes tokens (%(default)s)")
-    add("--draft-model", help="for --drafter model: a smaller model with the same tokenizer")
-    add("--prompt-lookup-max", type=int, default=3, help="for --drafter ngram: longest match looked for (%(default)s)")
-    add("--prompt-lookup-min", type=int, default=2, help="for --drafter ngram: shortest match (%(default)s)")
+    choices.add_flags(parser)
     add("--num-speculative-tokens", type=int, default=5, help="K, drafted tokens a round at most (%(default)s)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
     add("--max-new-tokens", type=int, default=128)
@@ -56,33 +49,52 @@ def parse(argv) -> argparse.Namespace:
     add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
-    add("--json", action="store_true", help="print one JSON object instead of text")
+    add("--profile", action="store_true", help="also time a plain step, a draft and a verification, each by itself")
+    add(
+        "--json", nargs="?", const="-", metavar="FILE",
+        help="write the record of the run to FILE (scripts/report.py makes a page of it); without FILE print it "
+        "instead of text",
+    )  # fmt: skip
     args = parser.parse_args(argv)
-    if args.drafter == "model" and not args.draft_model:
-        parser.error("--drafter model needs --draft-model")
-    if args.draft_model and args.drafter != "model":
-        parser.error(f"--draft-model is used only with --drafter model, not with --drafter {args.drafter}")
+    try:
+        choices.settle(args)
+    except ValueError as problem:
+        parser.error(str(problem))
     if args.compare and args.drafter == "none":
         parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
-    if args.stream and (args.json or args.compare or args.trace):
-        parser.error("--stream can't go with --json, --compare or --trace")
+    if args.stream and (args.json == "-" or args.compare or args.trace):
+        parser.error("--stream can't go with --json without FILE, --compare or --trace")
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
+    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {Path(args.json).parent}")
     return args
 
 
-def options_of(args: argparse.Namespace) -> dict:
+SAMPLING = (
+    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
+    "stop ignore_eos chat"
+).split()
+
+
+def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
-    names = (
-        "verifier num_speculative_tokens max_new_tokens temperature top_k top_p min_p repetition_penalty "
-        "presence_penalty frequency_penalty no_repeat_ngram_size stop ignore_eos seed chat"
-    )
-    options = {name: getattr(args, name) for name in names.split()}
-    if args.drafter == "ngram":
-        options["drafter"] = PromptLookup(args.prompt_lookup_max, args.prompt_lookup_min)
-    elif args.drafter == "model":
-        options["drafter"] = DraftModel(specjax.load(args.draft_model, dtype=args.dtype))
-    return options
+    names = [*SAMPLING, "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
+    return {"drafter": choices.build(lm, args), **{name: getattr(args, name) for name in names}}
+
+
+def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result) -> dict:
+    """specjax.record.SETTINGS."""
+    return {
+        "model": args.model,
+        "dtype": lm.dtype.name,
+        "drafter": choices.settings(args),
+        "verifier": args.verifier,
+        "num_speculative_tokens": result.metrics[0].num_speculative_tokens,
+        "sampling": {name: getattr(args, name) for name in SAMPLING},
+        "max_new_tokens": None if args.max_new_tokens == -1 else args.max_new_tokens,
+        "seed": args.seed,
+    }
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -98,7 +110,7 @@ def speed(result: specjax.Result) -> float:
     return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
 
 
-def record(result: specjax.Result) -> str:
+def summary(result: specjax.Result) -> str:
     """The few lines under the text."""
 
     def ratio(of, by):
@@ -121,63 +133,80 @@ def record(result: specjax.Result) -> str:
 def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args)
     lm = specjax.load(args.model, dtype=args.dtype)
-    options = options_of(args)
-    streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not args.json)
+    options = options_of(lm, args)
+    quiet = args.json == "-"
+    streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)
     streamed = streamed and not args.compare
     specjax.warmup(lm, prompts, streaming=streamed, **options)
-    rounds: list[list[dict]] = [[] for _ in prompts]
+    rounds = None
     if streamed:
         events = specjax.stream(lm, prompts, **options)
-        shown = 0
-        for event in events:
-            if args.trace:
-                for info in events.trace[shown:]:
-                    for row, entry in enumerate(trace.describe(info, lm.tokenizer)):
-                        rounds[row] += [entry] if entry else []
-                        if entry and not args.json:
-                            label = f"[{row}] " if len(prompts) > 1 else ""
-                            print(label + trace.line(entry, colour=sys.stdout.isatty()), flush=True)
-                shown = len(events.trace)
-            elif len(prompts) == 1:
-                print(event.text, end="", flush=True)
-        result = events.result()
-        if not args.trace:
-            print()
+        show(events, args, quiet, several=len(prompts) > 1)
+        result, rounds = events.result(), events.trace
     else:
         result = specjax.generate(lm, prompts, **options)
     several = len(prompts) > 1
-    if not args.json and (not streamed or args.trace or several):
+    if not quiet and (not streamed or args.trace or several):
         for prompt, text in zip(prompts, result.texts or [], strict=True):
             print(f"--- {prompt}\n{text}" if several else text)
-    timing = {**result.seconds, "tokens_per_second": speed(result)}
+    times = {**result.seconds, "tokens_per_second": speed(result), "streamed": streamed or bool(args.stop)}
     if args.compare:
         plain_options = {**options, "drafter": None}
         specjax.warmup(lm, prompts, **plain_options)
         plain = specjax.generate(lm, prompts, **plain_options)
-        timing["plain"] = {**plain.seconds, "tokens_per_second": speed(plain)}
-        timing["ratio"] = speed(result) / speed(plain) if speed(plain) else None
-        timing["identical"] = result.tokens == plain.tokens
+        times["plain"] = {**plain.seconds, "tokens_per_second": speed(plain)}
+        times["ratio"] = speed(result) / speed(plain) if speed(plain) else None
+        times["identical"] = result.tokens == plain.tokens
+    if args.profile:
+        times["calls"] = timing.calls(lm, prompts, **options)
     if args.json:
-        completions = [
-            {
-                "prompt": prompt,
-                "text": result.texts[i] if result.texts else None,
-                "tokens": result.tokens[i],
-                "finish_reason": result.finish_reasons[i],
-                "metrics": result.metrics[i].to_dict(),
-                **({"rounds": rounds[i]} if args.trace else {}),
-            }
-            for i, prompt in enumerate(prompts)
-        ]
-        print(json.dumps({"completions": completions, "timing": timing}))
-        return
-    print("\n" + record(result))
+        found = record.run(result, prompts, settings_of(lm, args, result), times, lm.tokenizer, rounds)
+        text = json.dumps(found, allow_nan=False)
+        if quiet:
+            print(text)
+            return
+        Path(args.json).write_text(text + "\n", encoding="utf-8")
+    print("\n" + summary(result))
     if args.compare:
-        same = "identical output" if timing["identical"] else "different output (see docs/exactness.md)"
+        same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
         print(
             f"plain decoding: {result_seconds(plain)}; speculative: {result_seconds(result)}; "
-            f"{timing['ratio']:.2f} times the tokens/s; {same}"
+            f"{times['ratio']:.2f} times the tokens/s; {same}"
         )
+    if args.profile:
+        print(profile_line(times["calls"]))
+
+
+def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:
+    """Runs the stream, and prints its text or rounds as they come."""
+    shown = [0] * len(events.trace)
+
+    def print_rounds(unread: int) -> None:
+        for row, entries in enumerate(events.trace):
+            for entry in entries[shown[row] : len(entries) - unread]:
+                label = f"[{row}] " if several else ""
+                print(label + trace.line(entry, colour=sys.stdout.isatty()), flush=True)
+                shown[row] += 1
+
+    for event in events:
+        if quiet:
+            continue
+        if args.trace:
+            print_rounds(unread=1)  # the last one may not be read to its end
+        elif not several:
+            print(event.text, end="", flush=True)
+    if args.trace and not quiet:
+        print_rounds(unread=0)
+    elif not args.trace:
+        print()
+
+
+def profile_line(calls: dict) -> str:
+    widths = ", ".join(f"{seconds * 1e3:.1f} ms for {width}" for width, seconds in calls["verify"].items())
+    return (
+        f"a plain step {calls['plain_step'] * 1e3:.1f} ms; drafting {calls['draft'] * 1e3:.1f} ms; "
+        f"verification by tokens {widths}"
+    )
 
 
 def result_seconds(result: specjax.Result) -> str:

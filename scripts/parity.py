@@ -6,7 +6,6 @@ Claims A to C of docs/exactness.md. Exit code 1 if one that is promised for this
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 import specjax
 from specjax.drafters import DraftModel, PromptLookup
+from specjax.prompts import read_prompts
 from specjax.testing.muted import Muted
 
 PROMPTS = (
@@ -28,15 +28,10 @@ PROMPTS = (
 )
 
 
-def read_prompts(path: Path | None, count: int, skip: int) -> list[str]:
-    """Built-in prompts, or those of a file: JSON lines with ``turns`` or ``prompt``, else one prompt a line."""
-    if path is None:
-        return list(PROMPTS)[:count]
-    prompts = []
-    for text in path.read_text(encoding="utf-8").splitlines()[::skip]:
-        entry = json.loads(text) if text.startswith("{") else text
-        prompts.append(entry if isinstance(entry, str) else entry.get("prompt") or entry["turns"][0])
-    return prompts[:count]
+def texts_of(path: Path | None, count: int, skip: int) -> list[str]:
+    """Built-in prompts, or every ``skip``-th of a file (specjax.prompts)."""
+    found = PROMPTS if path is None else [prompt for _, prompt in read_prompts(path)][::skip]
+    return list(found)[:count]
 
 
 @jax.jit
@@ -124,7 +119,7 @@ def main() -> int:
 
 def run(args: argparse.Namespace) -> int:
     lm = specjax.load(args.model, dtype=args.dtype)
-    texts = read_prompts(args.prompt_file, args.prompts, args.every)
+    texts = texts_of(args.prompt_file, args.prompts, args.every)
     chat = lm.tokenizer.chat_template is not None
     common = {
         "max_new_tokens": args.max_new_tokens,

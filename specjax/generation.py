@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, requests
+from specjax import decode, requests, trace
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
@@ -190,14 +190,12 @@ class _Row:
 
 
 class Stream:
-    """An iterator of :class:`Event` over a running request. Leaving it early is fine.
-
-    Attributes:
-      trace: one RoundInfo of NumPy arrays a round so far.
-    """
+    """An iterator of :class:`Event` over a running request. Leaving it early is fine."""
 
     def __init__(self, job: Job):
-        self.trace: list[RoundInfo] = []
+        self._infos: list[RoundInfo] = []  # of NumPy arrays
+        self._trace: list[list[dict]] = [[] for _ in job.prompts]
+        self._described = 0  # so many of the infos are in the trace
         self._job = job
         self._rows = [_Row(job) for _ in job.prompts]
         self._seconds = {"prefill": 0.0, "decode": 0.0}
@@ -212,6 +210,15 @@ class Stream:
     def result(self) -> Result:
         """What has been streamed so far."""
         return _result(self._job, self._rows, self._seconds)
+
+    @property
+    def trace(self) -> list[list[dict]]:
+        """Each row's rounds so far, as in the record of a run (``specjax.record.ROUND``), up to the last token read."""
+        for info in self._infos[self._described :]:
+            for row, entry in zip(self._trace, trace.rounds_of(info, self._job.lm.tokenizer), strict=True):
+                row += [entry] if entry else []
+        self._described = len(self._infos)
+        return [trace.cut(rounds, len(row.tokens)) for rounds, row in zip(self._trace, self._rows, strict=True)]
 
     def _run(self) -> Iterator[Event]:
         job, began = self._job, time.perf_counter()
@@ -229,7 +236,7 @@ class Stream:
             state, following = job.round(state)  # dispatched before the last one is read, so the device never waits
             info = jax.device_get(info)
             self._seconds["decode"] = time.perf_counter() - began
-            self.trace.append(info)
+            self._infos.append(info)
             for index, row in enumerate(self._rows):
                 if row.finish_reason is None and not row.failed:
                     yield from self._advance(index, row, info)

@@ -57,6 +57,19 @@ class Metrics:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
+    def num_judged_tokens(self) -> int:
+        """Drafted tokens that were accepted or refused; one after a refused token is verified, but never judged."""
+        refused = sum(a < d for a, d in self._pairs())
+        if self._missing() and self.per_step_accepted[-1] < self.per_step_drafted[-1]:
+            refused -= 1  # the end cut that step short, not the target
+        return self.num_accepted_tokens + refused
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted over judged drafted tokens, Leviathan's acceptance rate; None without any."""
+        return self.num_accepted_tokens / self.num_judged_tokens if self.num_judged_tokens else None
+
+    @property
     def mean_acceptance_length(self) -> float | None:
         """1 + accepted tokens a speculative step (the target's own token counts); None without any."""
         return 1 + self.num_accepted_tokens / self.num_spec_steps if self.num_spec_steps else None
@@ -78,13 +91,37 @@ class Metrics:
         """How many steps accepted exactly 0..K drafted tokens."""
         return np.bincount(self.per_step_accepted, minlength=self.num_speculative_tokens + 1).tolist()
 
+    def origins(self) -> list[str]:
+        """Where each token comes from: "accepted" from the draft, or the target's own "correction" (after a rejected
+        token), "bonus" (after a draft accepted whole) or "plain" token (of a step without a draft)."""
+        found = []
+        for accepted, drafted in self._pairs():
+            own = "plain" if not drafted else "bonus" if accepted == drafted else "correction"
+            found += ["accepted"] * accepted + [own]
+        return found[: self.completion_tokens]
+
     def check(self) -> None:
-        """Raises AssertionError unless the counts agree with each other."""
-        assert len(self.per_step_accepted) == len(self.per_step_drafted)
-        assert all(0 <= a <= d <= self.num_speculative_tokens for a, d in self._pairs())
+        """Raises ValueError, naming the counts, unless they agree with each other."""
+        if len(self.per_step_accepted) != len(self.per_step_drafted):
+            raise ValueError(
+                f"per_step_drafted has {len(self.per_step_drafted)} steps, per_step_accepted "
+                f"{len(self.per_step_accepted)}"
+            )
+        for step, (accepted, drafted) in enumerate(self._pairs()):
+            if not 0 <= accepted <= drafted <= self.num_speculative_tokens:
+                raise ValueError(
+                    f"step {step} accepted {accepted} of {drafted} drafted tokens, with at most "
+                    f"{self.num_speculative_tokens} to draft"
+                )
         # Each step adds its accepted tokens and one of the target's, which a stop or the limit may cut from the last.
-        missing = self.num_accepted_tokens + self.num_steps - self.completion_tokens
-        assert missing in ((0, 1) if self.num_steps else (0,)), missing
+        if self._missing() not in ((0, 1) if self.num_steps else (0,)):
+            raise ValueError(
+                f"completion_tokens is {self.completion_tokens}, but {self.num_steps} steps that accepted "
+                f"{self.num_accepted_tokens} tokens give {self.num_accepted_tokens + self.num_steps}, or one less"
+            )
+
+    def _missing(self) -> int:
+        return self.num_accepted_tokens + self.num_steps - self.completion_tokens
 
     def _pairs(self):
         return zip(self.per_step_accepted, self.per_step_drafted, strict=True)
@@ -93,3 +130,21 @@ class Metrics:
         """A JSON-ready dict of all fields above."""
         names = [name for name, member in vars(Metrics).items() if isinstance(member, property)]
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Metrics":
+        """What :meth:`to_dict` gave.
+
+        Raises:
+          ValueError: if a field is missing, or a derived figure does not follow from the steps.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        missing = [name for name in fields if name not in values]
+        if missing:
+            raise ValueError(f"metrics lack {', '.join(missing)}")
+        metrics = cls(**{name: values[name] for name in fields})
+        metrics.check()
+        for name, value in metrics.to_dict().items():
+            if name in values and values[name] != value:
+                raise ValueError(f"{name} is {values[name]!r}, but the steps give {value!r}")
+        return metrics

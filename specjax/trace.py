@@ -1,5 +1,6 @@
-"""A round as a person reads it: what was drafted, with q and p, what became of it, and the target's own token."""
+"""Rounds as people and programs read them: what was drafted, with q and p, its fate, and the target's own token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from specjax.types import RoundInfo
@@ -7,13 +8,8 @@ from specjax.types import RoundInfo
 GREEN, RED, BLUE, RESET = "\033[32m", "\033[9;31m", "\033[34m", "\033[0m"
 
 
-def describe(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
-    """One JSON-ready dict a row; None for a row that committed nothing.
-
-    Keys: ``position`` (of the round's first token), ``drafted`` (list of {token, text, q, p, accepted}), ``token``
-    and ``text`` of the target's own token and its ``kind``: "correction", "bonus", "plain", or None if a stop or the
-    limit cut it off.
-    """
+def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
+    """One JSON-ready dict a row, of the keys of ``specjax.record.ROUND``; None for a row that committed nothing."""
     entries: list[dict | None] = []
     for row, committed in enumerate(info.committed.tolist()):
         if not committed:
@@ -43,8 +39,27 @@ def describe(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
     return entries
 
 
+def cut(rounds: Sequence[dict], tokens: int) -> list[dict]:
+    """The rounds that gave a row's first ``tokens`` tokens; what lies past them counts as not accepted."""
+    kept, left = [], tokens
+    for entry in rounds:
+        if left <= 0:
+            break
+        size = sum(d["accepted"] for d in entry["drafted"]) + (entry["token"] is not None)
+        if size > left:
+            drafted = [{**d, "accepted": d["accepted"] and i < left} for i, d in enumerate(entry["drafted"])]
+            entry = {**entry, "drafted": drafted, "token": None, "text": None, "kind": None}
+        kept.append(entry)
+        left -= size
+    return kept
+
+
+def _text(tokenizer: Any | None, token: Any) -> str:
+    return str(int(token)) if tokenizer is None else tokenizer.decode([int(token)], skip_special_tokens=False)
+
+
 def line(entry: dict, colour: bool) -> str:
-    """One line of text for an entry of :func:`describe`."""
+    """One line of text for a round (specjax.record.ROUND)."""
     parts = []
     for draft in entry["drafted"]:
         fate = "accepted" if draft["accepted"] else "rejected"
@@ -55,7 +70,3 @@ def line(entry: dict, colour: bool) -> str:
         text = f"{BLUE}{entry['text']!r}{RESET}" if colour else f"{entry['text']!r}"
         parts.append(f"{entry['kind']} {text}")
     return f"{entry['position']:>5}: " + "; ".join(parts)
-
-
-def _text(tokenizer: Any | None, token: Any) -> str:
-    return str(int(token)) if tokenizer is None else tokenizer.decode([int(token)], skip_special_tokens=False)

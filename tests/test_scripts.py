@@ -10,6 +10,8 @@ from test_convert_checkpoint import HF, write_hf
 from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
+from specjax import record, timing
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -59,9 +61,13 @@ def test_json_of_a_batch(capsys, folder):
     args = ("--model", folder, "--prompt", "abcabc", "--prompt", "xyz", "--json", "--compare")
     code, out, _ = run(capsys, *args, "--drafter", "model", "--draft-model", folder)
     data = json.loads(out)
-    assert code == 0 and set(data) == {"completions", "timing"} and len(data["completions"]) == 2
+    record.check(data)
+    assert code == 0 and len(data["completions"]) == 2
+    assert data["settings"]["drafter"] == {"name": "model", "draft_model": folder} and not data["timing"]["streamed"]
     for completion in data["completions"]:
-        assert set(completion) == {"prompt", "text", "tokens", "finish_reason", "metrics"}
+        assert completion["rounds"] is None and completion["origins"] == ["accepted"] * 5 + ["bonus"] + (
+            ["accepted"] * 5 + ["bonus"]
+        )
         assert len(completion["tokens"]) == completion["metrics"]["completion_tokens"] == 12
         assert completion["metrics"]["draft_acceptance_rate"] == 1.0  # the draft is the target
         assert completion["metrics"]["per_step_drafted"] == [5, 5]
@@ -81,6 +87,21 @@ def test_trace_tells_the_fate_of_every_token(capsys, folder):
         rebuilt += [] if entry["token"] is None else [entry["token"]]
         assert all(0 <= draft["p"] <= 1 and 0 < draft["q"] <= 1 for draft in entry["drafted"])
     assert rebuilt == completion["tokens"]
+
+
+def test_json_to_a_file_keeps_the_text_and_the_rounds(capsys, folder, tmp_path, monkeypatch):
+    calls = {"plain_step": 0.1, "draft": 0.01, "verify": {"1": 0.1, "6": 0.2}}
+    # The real ones take as long to compile as the run; tests/test_record.py has them.
+    monkeypatch.setattr(timing, "calls", lambda lm, prompts, **options: calls)
+    args = ("--model", folder, "--prompt", "abcabc", "--profile")
+    code, out, _ = run(capsys, *args, "--json", str(tmp_path / "run.json"))
+    data = record.load(tmp_path / "run.json")
+    (completion,) = data["completions"]
+    assert code == 0 and out.startswith(completion["text"])
+    assert "a plain step 100.0 ms; drafting 10.0 ms" in out.splitlines()[-1]
+    assert completion["rounds"] and data["timing"]["calls"] == calls
+    assert data["settings"]["drafter"] == {"name": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    assert data["settings"]["dtype"] == "float32" and data["environment"]["platform"] == "cpu"
 
 
 def test_stop_string_and_prompt_file(capsys, folder, tmp_path):
@@ -123,6 +144,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--compare", "--drafter", "none"], "nothing to compare"),
         (["--stream", "--json"], "--stream"),
         (["--compare", "--trace"], "--trace"),
+        (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
+        (["--json", "nowhere/run.json"], "there is no folder nowhere"),
     ],
 )
 def test_flags_that_do_not_go_together(capsys, args, says):

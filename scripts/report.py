@@ -1,0 +1,44 @@
+"""Makes one HTML page of a run's record: where each token came from, and where the time went.
+
+python scripts/generate.py --profile --json run.json && python scripts/report.py run.json
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+from specjax import record, report
+from specjax.commandline import Parser
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    parser = Parser(description="Makes one self-contained HTML page of a run's record.")
+    parser.add_argument("record", metavar="RUN.json", type=Path, help="written by generate.py --json RUN.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (RUN.html)")
+    parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each picture there as a PNG")
+    args = parser.parse_args(argv)
+    output = args.output or args.record.with_suffix(".html")
+    try:
+        found = record.load(args.record)
+        output.write_text(report.page(found), encoding="utf-8")
+        print(output)
+        if args.png:
+            args.png.mkdir(parents=True, exist_ok=True)
+            for chart in report.charts(found):
+                report.png(chart, args.png / f"{chart.name}.png")
+                print(args.png / f"{chart.name}.png")
+    except ModuleNotFoundError as problem:
+        if problem.name != "matplotlib":
+            raise
+        print("error: the pictures need matplotlib: python -m pip install -e '.[plots]'", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

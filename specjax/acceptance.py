@@ -1,0 +1,135 @@
+"""Alpha without waiting for luck: sum min(p, q) at every prefix of a text sampled from the target.
+
+Leviathan et al. 2023, corollary 3.6: alpha = E[sum over x of min(p(x), q(x))]. Each prefix gets a whole block of K
+drafted tokens. What stands at position i > 1 of a block matters only if the tokens before it are accepted, so it
+weighs as much as the chance of that, the product of their min(1, p/q).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode, theory
+from specjax.drafters import NoDraft
+from specjax.generation import prepare
+from specjax.models.lm import LM
+from specjax.requests import Options
+from specjax.types import DecodeState, Draft, Drafter, Verdict
+from specjax.verify import Rejection, chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What was seen at N prefixes of one prompt's text."""
+
+    overlap: np.ndarray  # f32[N, K] sum min(p, q) at each position of the block
+    weight: np.ndarray  # f32[N, K] the chance that the tokens before it are accepted; 0 where nothing was drafted
+
+
+@dataclasses.dataclass(frozen=True)
+class Alpha:
+    """A mean and its standard error, which takes prompts and not their prefixes as independent.
+
+    ``None`` for a mean of nothing, and for the error of a single prompt.
+    """
+
+    mean: float | None
+    error: float | None
+
+
+class _Watch(Rejection):
+    """Accepts nothing and draws the target's own token, as plain decoding does; keeps what it was shown."""
+
+    seen: list[tuple[jax.Array, Draft]]
+
+    def __init__(self):
+        object.__setattr__(self, "seen", [])
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        self.seen.append((p, draft))
+        return super().verify(p, draft._replace(valid=jnp.zeros_like(draft.valid)), keys, lengths)
+
+
+@partial(jax.jit, static_argnames="size", donate_argnames="state")
+def _step(target: LM, drafter: Drafter, size: int, state: DecodeState) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """A plain step with a draft beside it. -> state, overlap f32[B, K], weight f32[B, K]."""
+    watch, running = _Watch(), state.active
+    state, _ = decode.round(target, drafter, watch, size, state)
+    ((p, draft),) = watch.seen
+    p, p_x = p[:, :size], chain.token_probs(p[:, :size], draft.tokens)
+    if draft.probs is None:
+        overlap, ratio = p_x, p_x
+    else:
+        overlap = theory.acceptance_rate(p, draft.probs)
+        ratio = jnp.minimum(1.0, p_x / jnp.maximum(chain.draft_token_probs(draft), jnp.finfo(jnp.float32).tiny))
+    reached = jnp.cumprod(jnp.concatenate([jnp.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1), axis=1)
+    drafted = draft.valid & running[:, None]
+    return state, jnp.where(drafted, overlap, 0.0), jnp.where(drafted, reached, 0.0)
+
+
+def measure(
+    lm: LM, prompts: Sequence, drafter: Any, num_speculative_tokens: int = 5, max_new_tokens: int = 48, **options
+) -> list[Sample]:
+    """Samples ``max_new_tokens`` from the target after each prompt, drafting at every one of these prefixes.
+
+    Args:
+      lm: the target.
+      prompts, **options: as of ``specjax.generate``; one batch.
+      drafter: any but plain decoding.
+      num_speculative_tokens: K.
+      max_new_tokens: an integer.
+
+    Returns:
+      One a prompt, ended early by a stop token.
+
+    Raises:
+      ValueError: as ``generate``, or if nothing would be drafted.
+    """
+    size, count = num_speculative_tokens, max_new_tokens
+    # Room for a whole block after the last prefix.
+    job = prepare(
+        lm, prompts, Options(drafter=drafter, num_speculative_tokens=size, max_new_tokens=count + size, **options)
+    )
+    if isinstance(job.drafter, NoDraft):
+        raise ValueError("plain decoding drafts nothing, so it has no alpha; choose another drafter")
+    state, steps = job.start(job.request), []
+    for _ in range(count):
+        running = np.asarray(state.active)
+        if not running.any():
+            break
+        state, overlap, weight = _step(lm, job.drafter, size, state)
+        steps.append((running, np.asarray(overlap), np.asarray(weight)))
+    samples = []
+    for row in range(len(job.prompts)):
+        seen = [(overlap[row], weight[row]) for running, overlap, weight in steps if running[row]]
+        overlaps, weights = (np.array(x, np.float64).reshape(-1, size) for x in zip(*seen, strict=True))
+        samples.append(Sample(overlaps, weights))
+    return samples
+
+
+def alpha(samples: Sequence[Sample], position: int = 0) -> Alpha:
+    """Alpha at a position of the block, given that the tokens before it were accepted; position 0 is corollary 3.6.
+
+    The mean over prefixes with a draft, as a ratio of sums over prompts; its error by the delta method.
+    """
+    tops = np.array([np.sum(s.weight[:, position] * s.overlap[:, position]) for s in samples])
+    bottoms = np.array([np.sum(s.weight[:, position]) for s in samples])
+    if not bottoms.sum() > 0:
+        return Alpha(None, None)
+    mean = tops.sum() / bottoms.sum()
+    count = len(samples)
+    if count < 2:
+        return Alpha(float(mean), None)
+    spread = np.sqrt(count / (count - 1) * np.sum((tops - mean * bottoms) ** 2))
+    return Alpha(float(mean), float(spread / bottoms.sum()))
+
+
+def coverage(samples: Sequence[Sample]) -> float:
+    """Share of prefixes at which anything was drafted."""
+    prefixes = sum(len(s.weight) for s in samples)
+    return sum(int(np.sum(s.weight[:, 0] > 0)) for s in samples) / prefixes if prefixes else 0.0

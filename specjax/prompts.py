@@ -1,0 +1,36 @@
+"""Prompts from a file, with the task each belongs to."""
+
+import json
+from pathlib import Path
+
+# Spec-Bench's multi-turn task is MT-Bench, whose prompts carry its eight categories.
+MT_BENCH = frozenset("writing roleplay reasoning math coding extraction stem humanities".split())
+
+
+def read_prompts(path: str | Path) -> list[tuple[str, str]]:
+    """(task, prompt) of each line: JSON with ``turns`` (the first is taken) or ``prompt``, else the line itself.
+
+    The task is the line's ``category``; those of MT-Bench are one task, "mt-bench", and "all" stands for none given.
+
+    Raises:
+      OSError: the file can't be read.
+      ValueError: a line has neither, or there is no line.
+    """
+    found = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        entry = {"prompt": line}
+        if line.startswith("{"):
+            try:
+                entry = json.loads(line)
+            except ValueError as problem:
+                raise ValueError(f"{path}, line {number} is not JSON: {problem}") from problem
+        prompt = entry.get("prompt") or (entry.get("turns") or [None])[0]
+        if not isinstance(prompt, str):
+            raise ValueError(f'{path}, line {number} has neither a "prompt" nor "turns"')
+        task = str(entry.get("category", "all"))
+        found.append(("mt-bench" if task in MT_BENCH else task, prompt))
+    if not found:
+        raise ValueError(f"{path} holds no prompt")
+    return found
