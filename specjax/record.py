@@ -53,6 +53,7 @@ ENVIRONMENT = {
 COMPLETION = {
     "prompt": str,
     "prompt_tokens": int,  # how many
+    "prompt_token_ids": list,
     "text": (str, OPTIONAL),  # null: the model has no tokenizer
     "tokens": list,  # ids of the new tokens, a stop token included
     "pieces": (list, OPTIONAL),  # what each token adds to the text; "" inside a character and for special tokens
@@ -67,7 +68,7 @@ ROUND = {
     "token": (int, OPTIONAL),  # the target's own; null if the end cut it off
     "text": (str, OPTIONAL),
     "kind": (str, OPTIONAL),  # "correction", "bonus" or "plain"
-    "entropy": (*NUMBER, OPTIONAL),  # mean of the draft's distributions in nats, by drafters that go by it
+    "entropy": (*NUMBER, OPTIONAL),  # of q over log V, mean over judged tokens, from 0 to 1; absent for point masses
 }
 DRAFTED = {
     "token": int,
@@ -120,6 +121,7 @@ def run(
         completion = {
             "prompt": prompt,
             "prompt_tokens": len(result.prompt_tokens[i]),
+            "prompt_token_ids": result.prompt_tokens[i],
             "text": text,
             "tokens": tokens,
             "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),

@@ -41,6 +41,7 @@ class Options:
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template
     lossy: bool = False  # admits verifiers that change the output's distribution
     logprobs: bool = False  # also return each token's log-probability under the model's raw logits
+    capacity: int | None = None  # room for at least so many tokens: calls of one capacity share a program
 
 
 MIN_TEMPERATURE = 1e-5
@@ -106,8 +107,17 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limits = lengths + _new_tokens(options.max_new_tokens, batch)
     limits = np.minimum(limits, lm.config.max_position_embeddings).astype(np.int32)
-    chunk = prefill_chunk(int(lengths.max()))
-    capacity = bucket(int(limits.max()) + headroom, chunk)
+    needed = int(limits.max()) + headroom
+    if options.capacity is None:
+        chunk = prefill_chunk(int(lengths.max()))
+    else:
+        if not is_int(options.capacity) or options.capacity < needed:
+            raise ValueError(
+                f"capacity must be an integer of at least prompt + max_new_tokens + num_speculative_tokens + 1 = "
+                f"{needed}, got {options.capacity!r}"
+            )
+        needed, chunk = int(options.capacity), prefill_chunk(int(options.capacity))
+    capacity = bucket(needed, chunk)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt

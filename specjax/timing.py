@@ -33,7 +33,7 @@ class _Given(Stateless):
         return self.block_widths
 
     def propose(self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int):
-        return self.draft, ()
+        return self.draft, state
 
 
 jax.tree_util.register_dataclass(_Given, data_fields=["draft"], meta_fields=["block_widths"])
@@ -115,10 +115,13 @@ def _first(
     target: LM, drafter: Drafter, verifier: Verifier, size: int, state: DecodeState
 ) -> tuple[DecodeState, Draft, Outcome]:
     """A draft, the state after it, and what the drafter is told if nothing of it is kept."""
-    draft, drafter_state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
+    lengths = state.cache.lengths
+    draft, state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
     out = decode.score(target, state, draft, drafter.widths(size))
-    state = state._replace(cache=kv.with_lengths(out.cache, state.cache.lengths), drafter=drafter_state)
-    return state, draft, Outcome(jnp.zeros_like(state.lengths), out.logits, out.hidden)
+    state = state._replace(cache=kv.with_lengths(out.cache, lengths))
+    drafted = jnp.sum(draft.valid, axis=1, dtype=jnp.int32)
+    p = jax.nn.softmax(out.logits)
+    return state, draft, Outcome(jnp.zeros_like(drafted), drafted, p, out.logits, out.hidden)
 
 
 @partial(jax.jit, static_argnames=("verifier", "size", "count"), donate_argnames="carry")
@@ -139,8 +142,9 @@ def _drafts(
         # Past its length a row holds nothing that matters; with the last draft there no repetition is loop-invariant.
         rows = jnp.arange(state.lengths.shape[0])
         state = state._replace(tokens=state.tokens.at[rows, state.lengths].set(draft.tokens[:, 0]))
-        state = state._replace(drafter=drafter.commit(target, state, outcome))
-        draft, drafter_state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
-        return state._replace(drafter=drafter_state), draft
+        state = drafter.commit(target, state, outcome)
+        lengths = state.cache.lengths
+        draft, state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
+        return state._replace(cache=kv.with_lengths(state.cache, lengths)), draft
 
     return lax.fori_loop(0, count, body, carry)

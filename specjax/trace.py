@@ -18,6 +18,7 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
         drafted, accepted = int(info.drafted[row]), int(info.accepted[row])
         own = int(info.tokens[row, accepted]) if committed > accepted else None
         kind = "plain" if not drafted else "bonus" if accepted == drafted else "correction"
+        judged = info.entropy[row, : min(accepted + 1, drafted)]
         entries.append(
             {
                 "position": int(info.starts[row]),
@@ -34,6 +35,7 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
                 "token": own,
                 "text": None if own is None else _text(tokenizer, own),
                 "kind": None if own is None else kind,
+                **({"entropy": float(judged.mean())} if judged.any() else {}),
             }
         )
     return entries

@@ -139,7 +139,7 @@ def test_entropy_is_shown_where_rounds_have_it(whole):
     found["completions"][0]["rounds"][1]["entropy"] = 0.75
     with_it, without = (chart for chart in report.charts(found) if chart.name.startswith("rounds-"))
     assert with_it.header[-1] == "entropy" and with_it.rows[1][-1] == 0.75 and without.header[-1] == "accepted"
-    assert "draft's entropy (nats)" in report.page(found)
+    assert "draft's entropy over log V" in report.page(found)
 
 
 def test_plain_decoding_and_nothing_at_all_have_a_page():

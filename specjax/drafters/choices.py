@@ -3,18 +3,18 @@
 import argparse
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from specjax.drafters.model import DraftModel
-from specjax.drafters.none import NoDraft
-from specjax.drafters.prompt_lookup import PromptLookup
+from specjax import drafters as d
+from specjax.datastore import Datastore
 from specjax.models.lm import LM
 from specjax.types import Drafter
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    build: Callable[[LM, argparse.Namespace], Drafter]  # from the target and the settled flags
+    build: Callable[[LM, argparse.Namespace], Any]  # from the target and the settled flags
     flags: tuple[str, ...] = ()  # those of FLAGS that it reads
 
 
@@ -23,68 +23,144 @@ FLAGS: dict[str, dict[str, Any]] = {
     "draft_model": dict(metavar="MODEL", help="a smaller model with the same tokenizer, named as --model is"),
     "prompt_lookup_max": dict(type=int, default=3, help="longest match looked for"),
     "prompt_lookup_min": dict(type=int, default=2, help="shortest match"),
+    "exit_layer": dict(type=int, default=None, help="the first layer left out, with all after it"),
+    "skip_attention": dict(type=int, nargs="+", default=(), metavar="LAYER", help="layers whose attention is left out"),
+    "skip_mlp": dict(type=int, nargs="+", default=(), metavar="LAYER", help="layers whose MLP is left out"),
+    "sink": dict(type=int, default=4, help="first entries of the cache that the draft sees"),
+    "window": dict(type=int, default=508, help="latest entries of the cache that the draft sees"),
+    "corpus": dict(metavar="FILE", help="text to count, in UTF-8"),
+    "datastore": dict(metavar="FOLDER", help="a datastore that scripts/build_datastore.py wrote"),
+    "known": dict(metavar="RUN.json", help="an earlier run's record, whose texts are replayed"),
+    "inner_tokens": dict(type=int, default=3, help="tokens that prompt lookup proposes to the draft model at a time"),
 }
 
 
-def _model(target: LM, args: argparse.Namespace) -> Drafter:
+def _load(args: argparse.Namespace) -> LM:
     from specjax.load import load  # pulls in all of the conversion
 
+    return load(args.draft_model, dtype=args.dtype)
+
+
+def _lookup(args: argparse.Namespace) -> Drafter:
+    return d.PromptLookup(args.prompt_lookup_max, args.prompt_lookup_min)
+
+
+def _table(order: int) -> Callable[[LM, argparse.Namespace], Drafter]:
+    def build(target: LM, args: argparse.Namespace) -> Drafter:
+        if target.tokenizer is None:
+            raise ValueError("a corpus is text, but the model has no tokenizer")
+        ids = target.tokenizer.encode(Path(args.corpus).read_text(encoding="utf-8"))
+        return d.NGramTable.count([ids], target.config.vocab_size, order)
+
+    return build
+
+
+def _oracle(target: LM, args: argparse.Namespace) -> Drafter:
+    from specjax import record
+
     del target
-    return DraftModel(load(args.draft_model, dtype=args.dtype))
+    completions = record.load(args.known)["completions"]
+    return d.Oracle.of([c["prompt_token_ids"] + c["tokens"] for c in completions])
 
 
+LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
-    "none": Choice(lambda target, args: NoDraft()),
-    "model": Choice(_model, ("draft_model",)),
-    "ngram": Choice(
-        lambda target, args: PromptLookup(args.prompt_lookup_max, args.prompt_lookup_min),
-        ("prompt_lookup_max", "prompt_lookup_min"),
+    "none": Choice(lambda target, args: d.NoDraft()),
+    "model": Choice(lambda target, args: d.DraftModel(_load(args)), ("draft_model",)),
+    "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
+    "ngram-model": Choice(
+        lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")
     ),
+    "cascade": Choice(
+        lambda target, args: d.Cascade(_lookup(args), _load(args), args.inner_tokens),
+        (*LOOKUP, "draft_model", "inner_tokens"),
+    ),
+    "layer-skip": Choice(
+        lambda target, args: d.LayerSkip(args.exit_layer, args.skip_attention, args.skip_mlp),
+        ("exit_layer", "skip_attention", "skip_mlp"),
+    ),
+    "sink-window": Choice(lambda target, args: d.SinkWindow(args.sink, args.window), ("sink", "window")),
+    "unigram": Choice(_table(1), ("corpus",)),
+    "bigram": Choice(_table(2), ("corpus",)),
+    "retrieval": Choice(lambda target, args: d.Retrieval.over(Datastore.load(args.datastore)), ("datastore",)),
+    "jacobi": Choice(lambda target, args: d.Jacobi()),
+    "random": Choice(lambda target, args: d.RandomDraft()),
+    "oracle": Choice(_oracle, ("known",)),
+}
+
+# How K is chosen while running: the policies of specjax.drafters.adaptive.
+POLICIES: dict[str, Choice] = {
+    "heuristic": Choice(lambda target, args: d.Heuristic()),
+    "confidence": Choice(lambda target, args: d.Confidence(args.confidence_threshold), ("confidence_threshold",)),
+    "entropy": Choice(
+        lambda target, args: d.EntropyGuided(args.gamma_min, args.gamma_max, args.ema_beta),
+        ("gamma_min", "gamma_max", "ema_beta"),
+    ),
+    "cost": Choice(lambda target, args: d.CostModel(args.draft_cost), ("draft_cost",)),
+}
+POLICY_FLAGS: dict[str, dict[str, Any]] = {
+    "confidence_threshold": dict(type=float, default=0.4, help="the chain ends after a token whose q is lower"),
+    "gamma_min": dict(type=int, default=1, help="drafted tokens at the highest entropy"),
+    "gamma_max": dict(type=int, default=None, help="drafted tokens at entropy 0; num-speculative-tokens if not given"),
+    "ema_beta": dict(type=float, default=0.0, help="weight of the rounds before in the smoothed entropy"),
+    "draft_cost": dict(type=float, help="time of a draft step over that of a target step"),
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--drafter`` and every drafter's own flags."""
+    """Adds ``--drafter``, ``--adaptive`` and the flags of every choice."""
     parser.add_argument("--drafter", choices=CHOICES, default="ngram", help="who proposes tokens (%(default)s)")
-    for name, spec in FLAGS.items():
-        default = f" ({spec['default']})" if "default" in spec else ""
-        text = f"for --drafter {_users(name)}: {spec['help']}{default}"
-        # None tells whether it was given; settle fills in the default.
-        parser.add_argument(_flag(name), **{**spec, "default": None, "help": text})
+    parser.add_argument("--adaptive", choices=POLICIES, help="choose K while running, up to num-speculative-tokens")
+    for option, choices, flags in _groups():
+        for name, spec in flags.items():
+            default = f" ({spec['default']})" if spec.get("default") not in (None, ()) else ""
+            text = f"for --{option} {_users(name, choices)}: {spec['help']}{default}"
+            # None tells whether it was given; settle fills in the default.
+            parser.add_argument(_flag(name), **{**spec, "default": None, "help": text})
 
 
 def settle(args: argparse.Namespace) -> None:
     """Fills in the chosen drafter's defaults.
 
     Raises:
-      ValueError: if a flag of another drafter was given, or one that this drafter needs was not.
+      ValueError: if a flag of another choice was given, or one that this choice needs was not.
     """
-    used = CHOICES[args.drafter].flags
-    for name, spec in FLAGS.items():
-        given = getattr(args, name) is not None
-        if given and name not in used:
-            raise ValueError(
-                f"{_flag(name)} is used only with --drafter {_users(name)}, not with --drafter {args.drafter}"
-            )
-        if name in used and not given:
-            if "default" not in spec:
-                raise ValueError(f"--drafter {args.drafter} needs {_flag(name)}")
-            setattr(args, name, spec["default"])
+    for option, choices, flags in _groups():
+        chosen = getattr(args, option)
+        used = choices[chosen].flags if chosen else ()
+        for name, spec in flags.items():
+            given = getattr(args, name) is not None
+            if given and name not in used:
+                instead = f", not with --{option} {chosen}" if chosen else ""
+                raise ValueError(f"{_flag(name)} is used only with --{option} {_users(name, choices)}{instead}")
+            if name in used and not given:
+                if "default" not in spec:
+                    raise ValueError(f"--{option} {chosen} needs {_flag(name)}")
+                setattr(args, name, spec["default"])
+    if args.adaptive and args.drafter in ("none", "jacobi"):
+        raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 
 
 def build(target: LM, args: argparse.Namespace) -> Drafter:
     """The drafter that settled args ask for. They have a ``dtype`` for what must be loaded."""
-    return CHOICES[args.drafter].build(target, args)
+    drafter = CHOICES[args.drafter].build(target, args)
+    return d.Adaptive(drafter, POLICIES[args.adaptive].build(target, args)) if args.adaptive else drafter
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Its name and what it was set to, for a record."""
-    return {"name": args.drafter, **{name: getattr(args, name) for name in CHOICES[args.drafter].flags}}
+    policy = {"adaptive": args.adaptive} if args.adaptive else {}
+    names = CHOICES[args.drafter].flags + (POLICIES[args.adaptive].flags if args.adaptive else ())
+    return {"name": args.drafter, **policy, **{name: getattr(args, name) for name in names}}
+
+
+def _groups():
+    return ("drafter", CHOICES, FLAGS), ("adaptive", POLICIES, POLICY_FLAGS)
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _users(name: str) -> str:
-    return " or ".join(drafter for drafter, choice in CHOICES.items() if name in choice.flags)
+def _users(name: str, choices: dict[str, Choice]) -> str:
+    return " or ".join(key for key, choice in choices.items() if name in choice.flags)

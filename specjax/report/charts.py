@@ -310,7 +310,7 @@ def _rounds(record: dict, row: int) -> Chart:
             right = axes.twinx()
             points = [(i, value) for i, value in zip(place, entropy, strict=True) if value is not None]
             right.plot(*zip(*points, strict=True), ".-", color=COLOURS["correction"], label="entropy (right)")
-            right.set_ylabel("draft's entropy (nats)")
+            right.set_ylabel("draft's entropy over log V")
             right.set_ylim(0)
             lines = tuple(a + b for a, b in zip(lines, right.get_legend_handles_labels(), strict=True))
         axes.legend(*lines, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)

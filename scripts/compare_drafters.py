@@ -1,0 +1,148 @@
+"""Every drafter on a model, by task: acceptance rate, tokens a step, tokens/s over those of plain decoding.
+
+    python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import jax
+
+import specjax
+from specjax import drafters as d
+from specjax.commandline import Parser
+from specjax.datastore import Datastore
+from specjax.prompts import read_prompts
+
+
+def candidates(lm: specjax.LM, corpus: list[list[int]], known: list[list[int]]) -> dict[str, tuple]:
+    """Name -> (drafter, K). ``known`` is for the oracle alone."""
+    vocab, layers = lm.config.vocab_size, lm.config.num_hidden_layers
+    lookup = d.PromptLookup()
+    retrieval = d.Retrieval.over(Datastore.build(corpus))
+    exit_layer = layers * 5 // 6
+    skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))  # the best single layer to leave out of the default model
+    return {
+        "prompt lookup, 3..2": (lookup, 5),
+        "prompt lookup, 3..1": (d.PromptLookup(prompt_lookup_min=1), 5),
+        "unigram": (d.NGramTable.count(corpus, vocab, 1), 1),
+        "bigram": (d.NGramTable.count(corpus, vocab, 2), 3),
+        "retrieval": (retrieval, 5),
+        "lookup, else retrieval": (d.FirstOf(lookup, retrieval), 5),
+        "jacobi": (d.Jacobi(), 5),
+        f"early exit after layer {exit_layer}": (d.LayerSkip(exit_layer=exit_layer), 3),
+        "layer 4 left out": (skip, 3),
+        "layer 4 left out, K by entropy": (d.Adaptive(skip, d.EntropyGuided()), 4),
+        "lookup, K by heuristic": (d.Adaptive(lookup, d.Heuristic()), 8),
+        "sink 4, window 124": (d.SinkWindow(4, 124), 3),
+        "lookup, else layer skip": (d.FirstOf(lookup, skip), 3),
+        "random": (d.RandomDraft(), 1),
+        "oracle": (d.Oracle.of(known), 8),
+    }  # fmt: skip
+
+
+def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
+    """One prompt at a time, after one that compiles."""
+    specjax.warmup(lm, prompts[:1], **options)
+    runs = [specjax.generate(lm, [prompt], **options) for prompt in prompts]
+    metrics = [run.metrics[0] for run in runs]
+    seconds = sum(run.seconds["decode"] for run in runs)
+    drafted, accepted = sum(m.num_draft_tokens for m in metrics), sum(m.num_accepted_tokens for m in metrics)
+    steps, spec = sum(m.num_steps for m in metrics), sum(m.num_spec_steps for m in metrics)
+    tokens = sum(m.completion_tokens for m in metrics)
+    return {
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / spec if spec else None,
+        "tokens_per_step": tokens / steps,
+        "tokens_per_second": tokens / seconds,
+        "seconds": seconds,
+        "tokens": [run.tokens[0] for run in runs],
+    }
+
+
+def main() -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines: 'prompt' or 'turns', 'category'")
+    parser.add_argument("--per-task", type=int, default=10)
+    parser.add_argument("--max-prompt-tokens", type=int, default=600)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--only", nargs="+", help="names that begin so")
+    parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    try:
+        run(args)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(args) -> None:
+    lm = specjax.load(args.model, dtype=args.dtype)
+    by_task: dict[str, list[list[int]]] = {}
+    spare: list[list[int]] = []
+    for task, text in read_prompts(args.prompts):
+        ids = lm.tokenizer.apply_chat_template(text)
+        if len(ids) <= args.max_prompt_tokens:
+            chosen = by_task.setdefault(task, [])
+            (chosen if len(chosen) < args.per_task else spare).append(ids)
+    spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
+    capacity = args.max_prompt_tokens + args.max_new_tokens + 9
+    common = dict(max_new_tokens=args.max_new_tokens, temperature=args.temperature, capacity=capacity)
+    device = jax.devices()[0].device_kind
+    print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}, T = {args.temperature}: "
+          f"{', '.join(f'{len(v)} {k}' for k, v in by_task.items())}; {args.max_new_tokens} new tokens")  # fmt: skip
+    # What tables and datastores know: the target's own words on other prompts.
+    outputs = specjax.generate(lm, spare, **common)
+    corpus = [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
+    plain = {task: measure(lm, prompts, drafter=None, **common) for task, prompts in by_task.items()}
+    known = [p + t for task, prompts in by_task.items() for p, t in zip(prompts, plain[task]["tokens"], strict=True)]
+    rows = {"plain": plain}
+    print(f"{'':<32}{'K':>3}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
+    print(f"{'':<35}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
+    for name, (drafter, size) in candidates(lm, corpus, known).items():
+        if args.only and not any(name.startswith(start) for start in args.only):
+            continue
+        found = {
+            task: measure(lm, prompts, drafter=drafter, num_speculative_tokens=size, **common)
+            for task, prompts in by_task.items()
+        }
+        rows[name] = found
+        cells = [cell(found[task], plain[task]) for task in by_task] + [cell(total(found), total(plain))]
+        same = all(found[task]["tokens"] == plain[task]["tokens"] for task in by_task)
+        note = "" if same or args.temperature else "  parts from plain"
+        print(f"{name:<32}{size:>3}" + "".join(f"{c:>24}" for c in cells) + note, flush=True)
+        if args.json:
+            slim = {n: {t: {k: r[k] for k in r if k != "tokens"} for t, r in f.items()} for n, f in rows.items()}
+            about = {"device": device, "jax": jax.__version__, "model": args.model, "dtype": str(lm.dtype)}
+            about |= {"temperature": args.temperature, "per_task": args.per_task, "rows": slim}
+            args.json.write_text(json.dumps(about, indent=1))
+
+
+def total(by_task: dict[str, dict]) -> dict:
+    """Means over tasks, each weighing the same; speed from the sums."""
+    rows = list(by_task.values())
+    rates = [r["acceptance_rate"] for r in rows if r["acceptance_rate"] is not None]
+    tokens = sum(len(t) for r in rows for t in r["tokens"])
+    return {
+        "acceptance_rate": sum(rates) / len(rates) if rates else None,
+        "tokens_per_step": sum(r["tokens_per_step"] for r in rows) / len(rows),
+        "tokens_per_second": tokens / sum(r["seconds"] for r in rows),
+    }
+
+
+def cell(found: dict, plain: dict) -> str:
+    rate = "   -" if found["acceptance_rate"] is None else f"{found['acceptance_rate']:.2f}"
+    return f"{rate}  {found['tokens_per_step']:.2f}  {found['tokens_per_second'] / plain['tokens_per_second']:.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
