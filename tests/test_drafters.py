@@ -7,8 +7,19 @@ import pytest
 
 import specjax
 from specjax import random, sampling
-from specjax.drafters import DraftModel, PromptLookup
-from specjax.testing import chi_square, joint_law, sample_sequences, tiny_lm
+from specjax.drafters import (
+    Cascade,
+    DraftModel,
+    FirstOf,
+    Jacobi,
+    LayerSkip,
+    NGramTable,
+    Oracle,
+    PromptLookup,
+    RandomDraft,
+    SinkWindow,
+)
+from specjax.testing import chi_square, joint_law, noisy_twin, sample_sequences, table_lm, tiny_lm
 from specjax.testing.laws import count_sequences
 
 
@@ -69,3 +80,107 @@ def test_b13_q_is_the_float32_array_that_was_sampled():
     again = random.categorical(random.at(keys, state.lengths[:, None] + jnp.arange(3)), draft.probs)
     assert np.array_equal(again, draft.tokens)
     assert isinstance(state.sampling, sampling.SamplingParams)
+
+
+DEEP = tiny_lm(1, vocab_size=8, std=0.7, num_hidden_layers=4, max_position_embeddings=256)
+ROWS = [[1, 2, 3, 1, 2], [4]]
+
+
+def accepted_share(drafter, **options):
+    out = specjax.generate(
+        DEEP, ROWS, drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, temperature=1.0, **options
+    )
+    drafted = sum(m.num_draft_tokens for m in out.metrics)
+    return sum(m.num_accepted_tokens for m in out.metrics) / drafted
+
+
+def test_b18_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_acceptance():
+    assert accepted_share(LayerSkip()) == 1.0
+    assert accepted_share(SinkWindow(0, 60)) == 1.0  # a window over everything
+    assert 0 < accepted_share(LayerSkip(exit_layer=1)) < 1
+    assert 0 < accepted_share(SinkWindow(1, 2)) < 1
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (dict(exit_layer=5), "exit_layer must be from 1 to the target's 4 layers, got 5"),
+        (dict(skip_mlp=(4,)), "skip_mlp must name layers 0 to 3"),
+        (dict(skip_attention=(-1,)), "skip_attention must name layers 0 to 3"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        specjax.generate(DEEP, ROWS, drafter=LayerSkip(**wrong))
+
+
+def test_a_cascade_proposes_what_its_draft_model_would():
+    twin = noisy_twin(DEEP, 0.2)
+    options = dict(num_speculative_tokens=4, max_new_tokens=40, temperature=0.9, top_k=5, seed=3)
+    for verifier in ("rejection", "coupled"):
+        want = specjax.generate(DEEP, ROWS, drafter=DraftModel(twin), verifier=verifier, **options)
+        for inner in (PromptLookup(prompt_lookup_min=1), DraftModel(noisy_twin(twin, 0.2))):
+            got = specjax.generate(DEEP, ROWS, drafter=Cascade(inner, twin, 2), verifier=verifier, **options)
+            assert got.tokens == want.tokens and got.metrics == want.metrics
+
+
+def test_a_cascade_refuses_models_of_two_vocabularies():
+    with pytest.raises(ValueError, match="one vocabulary size, got 8 for the target and 9"):
+        specjax.generate(DEEP, ROWS, drafter=Cascade(PromptLookup(), tiny_lm(0, vocab_size=9)))
+
+
+def test_tables_count_and_end_where_nothing_follows():
+    table = NGramTable.count([[0, 1, 0, 1, 0, 2], [5]], 8, order=2)
+    assert table.tokens.shape == (8, 2) and table.tokens[0].tolist() == [1, 2]
+    np.testing.assert_allclose(jnp.exp(table.logprobs[0]), [2 / 3, 1 / 3], rtol=1e-6)
+    assert table.tokens[2].tolist() == [8, 8]
+    unigram = NGramTable.count([[0, 1, 0, 1, 0, 2], [5]], 8, order=1, keep=2)
+    assert unigram.tokens.tolist() == [[0, 1]]
+    np.testing.assert_allclose(jnp.exp(unigram.logprobs[0]), [3 / 5, 2 / 5], rtol=1e-6)
+    out = specjax.generate(DEEP, [[2], [0]], drafter=table, max_new_tokens=1 + 1)
+    assert out.metrics[0].per_step_drafted[0] == 0 and out.metrics[1].per_step_drafted[0] == 1
+    for bad in (dict(sequences=[[9]]), dict(sequences=[]), dict(sequences=[[1, 2]], order=3)):
+        with pytest.raises(ValueError):
+            NGramTable.count(**{"vocab_size": 8, **bad})
+
+
+def test_the_oracle_is_accepted_whole_and_says_nothing_of_what_it_does_not_know():
+    plain = specjax.generate(DEEP, ROWS, max_new_tokens=20)
+    oracle = Oracle.of([ROWS[0] + plain.tokens[0]])
+    out = specjax.generate(DEEP, ROWS, drafter=oracle, num_speculative_tokens=4, max_new_tokens=20)
+    assert out.tokens == plain.tokens
+    assert out.metrics[0].draft_acceptance_rate == 1.0 and out.metrics[0].num_steps == 4
+    assert out.metrics[1].num_draft_tokens == 0
+
+
+def test_jacobi_finds_the_loop_of_a_text_that_repeats():
+    """A model that follows x by x + 1 whatever came before: every answer is right once its own token is."""
+    cycle = table_lm(np.roll(np.eye(8), 1, axis=1) + 1e-6)
+    out = specjax.generate(cycle, [[3]], drafter=Jacobi(), num_speculative_tokens=4, max_new_tokens=20)
+    assert out.tokens[0] == [(4 + i) % 8 for i in range(20)]
+    constant = table_lm(np.tile(np.eye(8)[5], (8, 1)) + 1e-6)
+    out = specjax.generate(constant, [[3]], drafter=Jacobi(), num_speculative_tokens=4, max_new_tokens=20)
+    assert out.tokens[0] == [5] * 20
+    assert out.metrics[0].per_step_accepted[:4] == [0, 4, 0, 4], "a round that is kept whole leaves nothing to go on"
+
+
+def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
+    twin = DraftModel(noisy_twin(DEEP, 0.2))
+    plain = specjax.generate(DEEP, ROWS, max_new_tokens=20)
+    oracle = Oracle.of([ROWS[0] + plain.tokens[0]])
+    options = dict(num_speculative_tokens=3, max_new_tokens=20)
+    both = specjax.generate(DEEP, ROWS, drafter=FirstOf(oracle, twin), **options)
+    alone = specjax.generate(DEEP, ROWS, drafter=twin, **options)
+    assert both.tokens == plain.tokens
+    assert both.metrics[0].draft_acceptance_rate == 1.0
+    assert both.metrics[1] == alone.metrics[1]
+
+
+def test_random_drafts_are_uniform_over_what_the_filters_leave():
+    lm = table_lm(np.full((8, 8), 1 / 8))
+    out = specjax.generate(
+        lm, [[1]] * 64, drafter=RandomDraft(), num_speculative_tokens=4, max_new_tokens=20, temperature=1.0
+    )
+    assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)  # p = q
+    rate = specjax.generate(lm, [[1]] * 64, drafter=RandomDraft(), num_speculative_tokens=1, max_new_tokens=20).metrics
+    assert 0.05 < sum(m.num_accepted_tokens for m in rate) / sum(m.num_draft_tokens for m in rate) < 0.2  # 1/8

@@ -27,6 +27,6 @@ class Coupled:
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
         positions = lengths[:, None] + jnp.arange(p.shape[1])  # [B, K+1]
-        drawn = random.categorical(random.at(random.fold(keys, random.TOKEN), positions), p)
+        drawn = random.categorical(random.at(self.draft_keys(keys, lengths), positions), p)
         count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
         return Verdict(count, chain.row_at(drawn, count))
