@@ -42,6 +42,11 @@ class DraftModel:
         return (num_speculative_tokens + 1,)
 
     def check(self, target: LM) -> None:
+        if self.lm.mesh != target.mesh:
+            raise ValueError(
+                f"the draft model is on {_devices(self.lm)} and the target on {_devices(target)}; put the draft beside "
+                "it with specjax.parallel.replicate(draft, mesh)"
+            )
         if self.lm.tokenizer is not None and target.tokenizer is not None:
             check_same_tokenizer(target.tokenizer, self.lm.tokenizer)
 
@@ -109,6 +114,10 @@ class DraftModel:
 
 
 jax.tree_util.register_dataclass(DraftModel, data_fields=["lm"], meta_fields=["temperature", "prefill_chunk"])
+
+
+def _devices(lm: LM) -> str:
+    return "one device" if lm.mesh is None else f"a mesh of {lm.mesh.size}"
 
 
 def _fit(logits: jax.Array, vocab: int) -> jax.Array:

@@ -1,9 +1,11 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.config import LlamaConfig
 from specjax.models import llama
@@ -20,13 +22,20 @@ class LM:
     """
 
     config: LlamaConfig
-    params: dict  # nested dict of [out, in] arrays: see specjax.models.llama.structure
+    params: dict  # nested dict of [out, in] arrays (or Quantized): see specjax.models.llama.structure
     tokenizer: Any | None = None  # specjax.tokenizer.Tokenizer
+    kv_dtype: str | None = None  # "int8": how keys and values are stored; None: as they are computed
+    cache_sharding: NamedSharding | None = None  # of keys and values, for a model on a mesh (specjax.parallel)
 
     @property
     def dtype(self):
-        """Of weights, activations and cache."""
-        return self.params["embed"].dtype
+        """Of activations, of the cache unless ``kv_dtype`` says otherwise, and of every weight that isn't quantised."""
+        return self.params["norm"]["weight"].dtype
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of a model that lives on several."""
+        return None if self.cache_sharding is None else cast(Mesh, self.cache_sharding.mesh)
 
     def __call__(
         self,
@@ -37,11 +46,17 @@ class LM:
         with_logits: bool = True,
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
-        return llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits)
+        out = llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits)
+        if self.mesh is None:
+            return out
+        # Gathered once, here: filters and draws over a vocabulary in parts would talk at each of their passes.
+        return out._replace(logits=lax.with_sharding_constraint(out.logits, NamedSharding(self.mesh, PartitionSpec())))
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of this model's shape and dtype."""
-        return alloc(self.config, batch, capacity, self.dtype)
+        """An empty cache of this model's shape, dtype and sharding."""
+        return alloc(self.config, batch, capacity, self.kv_dtype or self.dtype, self.cache_sharding)
 
 
-jax.tree_util.register_dataclass(LM, data_fields=["params"], meta_fields=["config"], drop_fields=["tokenizer"])
+jax.tree_util.register_dataclass(
+    LM, data_fields=["params"], meta_fields=["config", "kv_dtype", "cache_sharding"], drop_fields=["tokenizer"]
+)
