@@ -37,7 +37,8 @@ def check(config: LlamaConfig, mesh: Mesh) -> None:
         raise ValueError(f"the mesh has axes {dict(mesh.shape)}, expected one: specjax.parallel.mesh(count) makes it")
     if mesh.axis_types != (AxisType.Auto,):  # jax.make_mesh gives Explicit axes unless told
         raise ValueError(f"the mesh's axis is {mesh.axis_types[0]}, expected Auto: specjax.parallel.mesh(count) has it")
-    parts = ("num_key_value_heads", "intermediate_size", "vocab_size")
+    parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
+    parts += [] if config.tie_word_embeddings else ["vocab_size"]
     uneven = [f"{name} = {getattr(config, name)}" for name in parts if getattr(config, name) % mesh.size]
     if uneven:
         raise ValueError(f"{mesh.size} devices can't share evenly {', '.join(uneven)}; take a divisor of each")
@@ -45,8 +46,10 @@ def check(config: LlamaConfig, mesh: Mesh) -> None:
 
 def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
     """How the leaf at ``path`` of the parameter tree is cut, as an unquantised array."""
-    if path[0] in ("embed", "lm_head") or "qkv" in path:
-        return PartitionSpec(axis)  # [V, H] by vocabulary; [kv_heads, width(, H)] by kv head
+    if path[0] == "embed":  # not by vocabulary: XLA fetches the whole of such a table to look one token up
+        return PartitionSpec(None, axis)  # [V, H]
+    if path[0] == "lm_head" or "qkv" in path:
+        return PartitionSpec(axis)  # [V, H] by token; [kv_heads, width(, H)] by kv head
     if "gate_up" in path:
         return PartitionSpec(None, axis)  # [2, F(, H)]
     if path[-1] == "weight" and path[-2] in ("o", "down"):

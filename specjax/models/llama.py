@@ -5,6 +5,7 @@ Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -186,6 +187,7 @@ class Llama(nnx.Module):
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
         with_logits: bool = True,
+        whole: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
 
@@ -196,20 +198,22 @@ class Llama(nnx.Module):
           positions: i32[B, T] rotary positions; by default they follow the row's length.
           mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
           with_logits: False skips the output head.
+          whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
+            states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
         starts = cache.lengths
         slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
         positions = slots if positions is None else positions
         mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
         angles = rope.cos_sin(self.config, positions)
-        x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype)  # [B, T, H]
+        x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
         keys, values = [], []
         for layer, layer_keys, layer_values in zip(self.layers, cache.keys, cache.values, strict=True):
             x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts)
             keys.append(layer_keys)
             values.append(layer_values)
-        hidden = self.norm(x)
-        logits = self.head(hidden) if with_logits else jnp.zeros((*tokens.shape, 0))
+        hidden = whole(self.norm(x))
+        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*tokens.shape, 0))
         return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
 
     def head(self, hidden: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -46,11 +47,12 @@ class LM:
         with_logits: bool = True,
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
-        out = llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits)
+        module = llama.merge(self.config, self.params)
         if self.mesh is None:
-            return out
-        # Gathered once, here: filters and draws over a vocabulary in parts would talk at each of their passes.
-        return out._replace(logits=lax.with_sharding_constraint(out.logits, NamedSharding(self.mesh, PartitionSpec())))
+            return module(tokens, cache, positions, mask, with_logits)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        whole = partial(lax.with_sharding_constraint, shardings=everywhere)
+        return module(tokens, cache, positions, mask, with_logits, whole)
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of this model's shape, dtype and sharding."""
