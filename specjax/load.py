@@ -47,7 +47,7 @@ def load(
     """
     dtype = _check_dtype(dtype)
     quantized.check_kind("quantize", quantize)
-    quantized.check_kind("kv_dtype", kv_dtype, ("int8",))
+    quantized.check_kind("kv_dtype", kv_dtype, ("int8", None))
     path = locate(name_or_path)
     default = str(name_or_path) == default_model.NAME and not Path(name_or_path).exists()
     if dtype is None and jax.default_backend() == "cpu":

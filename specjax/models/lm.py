@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.config import LlamaConfig
-from specjax.models import llama
+from specjax.models import llama, quantized
 from specjax.models.cache import KVCache, alloc
 from specjax.models.llama import Output
 
@@ -53,6 +53,24 @@ class LM:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         whole = partial(lax.with_sharding_constraint, shardings=everywhere)
         return module(tokens, cache, positions, mask, with_logits, whole)
+
+    def quantize(self, kind: str) -> "LM":
+        """This model with its matrices in eight bits, made where they are, one at a time; this one stays as it is.
+
+        Args:
+          kind: "int8" or "fp8", as of :func:`specjax.load`, which never holds the unquantised model.
+
+        Raises:
+          ValueError: unknown kind, or quantised already.
+        """
+        quantized.check_kind("kind", kind, tuple(quantized.KINDS))
+        if before := quantized.kind_of(self.params):
+            raise ValueError(f"the model holds {before} weights, which can't be quantised again")
+
+        def small(path, leaf):
+            return quantized.quantize(leaf, kind) if quantized.is_matrix(self.config, path) else leaf
+
+        return dataclasses.replace(self, params=quantized.map_with_path(small, self.params))
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of this model's shape, dtype and sharding."""

@@ -56,10 +56,10 @@ def dequantize(x: jax.Array | Quantized, dtype=jnp.float32) -> jax.Array:
     return x.astype(dtype)
 
 
-def check_kind(what: str, kind: Any, allowed=tuple(KINDS)) -> None:
-    """Raises ValueError unless ``kind`` is None or one of ``allowed``."""
-    if kind is not None and kind not in allowed:
-        raise ValueError(f"{what} must be {' or '.join(map(repr, allowed))}, or None for none, got {kind!r}")
+def check_kind(what: str, kind: Any, allowed: tuple = (*KINDS, None)) -> None:
+    """Raises ValueError unless ``kind`` is one of ``allowed``."""
+    if kind not in allowed:
+        raise ValueError(f"{what} must be {' or '.join(map(repr, allowed))}, got {kind!r}")
 
 
 def is_matrix(config: LlamaConfig, path: tuple[str, ...]) -> bool:
