@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,27 +36,24 @@ def count_traces() -> Iterator[Compilations]:
 
 
 def collectives(compiled: Any) -> dict[str, int]:
-    """How often a compiled program (``jax.stages.Compiled``) talks across devices, by kind; a loop's body counts once."""
+    """Messages across devices in a program (``jax.stages.Compiled``), by kind: a loop's body counts once."""
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
     return dict(collections.Counter(re.findall(rf"= [^=]*? ({kinds})(?:-start)?\(", compiled.as_text())))
 
 
 def h100_devices(count: int) -> list | None:
-    """``count`` H100s to compile for without having any; None where jax's CUDA plugin isn't installed.
+    """``count`` H100s to compile for without having one; None where jax's CUDA plugin doesn't offer them.
 
-    ``pip install --no-deps jax-cuda12-pjrt jax-cuda12-plugin`` of jax's own version is enough. Lower a function on
-    arguments whose shardings name these devices, and compile it with ``xla_gpu_autotune_level`` 0: nothing can be timed.
+    With ``JAX_PLATFORMS=cpu`` set, ``pip install --no-deps jax-cuda12-pjrt jax-cuda12-plugin`` of jax's own version is
+    enough. Lower a function on arguments whose shardings name these devices, and compile it with
+    ``xla_gpu_autotune_level=0``: there is nothing to time kernels on.
     """
-    for plugin in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"):
-        try:
-            importlib.import_module(plugin)
-        except ImportError:
-            continue
-        from jax.experimental import topologies
+    from jax.experimental import topologies
 
-        jax.devices()  # registers the plugins
+    try:
         return topologies.get_topology_desc("", "cuda", target_config=_H100, topology=f"1x1x{count}").devices
-    return None
+    except NotImplementedError:  # no such plugin
+        return None
 
 
 # What XLA asks a card about: limits from NVIDIA's Hopper tuning guide and data sheet, as of the SXM5 card of 80 GB.
