@@ -1,7 +1,8 @@
 """What a round compiles to: caches updated in place, nothing large copied, a known number of messages.
 
-Two levels. On the CPU a tiny model's caches, whose copies within attention are the backend's own affair. For an H100, layers of Llama 3's shape: on a card if there is one, else
-compiled without one if jax's CUDA plugin is installed (``specjax.testing.h100_devices`` says how), else skipped.
+On the CPU a tiny model's caches; copies within attention are that backend's own affair. For an H100 a layer of Llama
+3.1 8B: on a card if there is one, else compiled without if jax's CUDA plugin is installed
+(``specjax.testing.h100_devices`` says how), else skipped.
 """
 
 import dataclasses
