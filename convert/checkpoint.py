@@ -8,14 +8,18 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, SingleDeviceSharding
 
+from specjax import parallel
 from specjax.config import LlamaConfig
-from specjax.models import llama
+from specjax.models import llama, quantized
 from specjax.tokenizer import Tokenizer
 
 MARK = "specjax.json"
@@ -43,7 +47,12 @@ def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Token
         _save_params(work / "params", params)
         if tokenizer is not None:
             tokenizer.save(work)
-        head = {"format": FORMAT, "config": config.to_dict(), "dtype": str(params["embed"].dtype)}
+        head = {
+            "format": FORMAT,
+            "config": config.to_dict(),
+            "dtype": str(params["norm"]["weight"].dtype),
+            "quantized": quantized.kind_of(params),
+        }
         (work / MARK).write_text(json.dumps(head, indent=1), "utf-8")
         work.chmod(0o755)  # mkdtemp's folder is the owner's alone
         os.replace(work, folder)
@@ -55,8 +64,16 @@ def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Token
         shutil.rmtree(work, ignore_errors=True)
 
 
-def read_head(folder: str | Path) -> tuple[LlamaConfig, jnp.dtype]:
-    """Configuration and stored dtype, without touching the weights.
+class Head(NamedTuple):
+    """What a checkpoint says of itself."""
+
+    config: LlamaConfig
+    dtype: jnp.dtype  # of the weights that aren't quantised
+    quantized: str | None  # how the others are
+
+
+def read_head(folder: str | Path) -> Head:
+    """Configuration and storage, without touching the weights.
 
     Raises:
       ValueError: not a checkpoint of this format, or damaged.
@@ -68,42 +85,60 @@ def read_head(folder: str | Path) -> tuple[LlamaConfig, jnp.dtype]:
         head = json.loads(path.read_text("utf-8"))
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']}, this version of specjax reads {FORMAT}")
-        return LlamaConfig.from_dict(head["config"]), jnp.dtype(head["dtype"])
+        quantized.check_kind("quantized", kind := head.get("quantized"))  # absent before there was such a thing
+        return Head(LlamaConfig.from_dict(head["config"]), jnp.dtype(head["dtype"]), kind)
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} can't be used: {e}; convert the model again") from None
 
 
-def restore(folder: str | Path, dtype=None, sharding: Any = None) -> tuple[LlamaConfig, dict, Tokenizer | None]:
-    """Reads a checkpoint straight to the device.
+def restore(
+    folder: str | Path, dtype=None, quantize: str | None = None, mesh: Mesh | None = None
+) -> tuple[LlamaConfig, dict, Tokenizer | None]:
+    """Reads a checkpoint straight to its device or devices.
 
     Args:
       folder: as written by :func:`save`.
-      dtype: of the weights; None keeps the stored one.
-      sharding: where they go; by default the first device.
+      dtype: of the weights that aren't quantised; None keeps the stored one.
+      quantize: "int8" or "fp8": quantises on the way, holding one layer's originals at a time.
+      mesh: of the devices to cut the weights over; None: the first device.
 
     Raises:
-      ValueError: no checkpoint, or one that is damaged or doesn't fit its config; the message says what differs.
+      ValueError: no checkpoint, one that is damaged or doesn't fit its config (the message says what differs), or one
+        that is to be quantised again.
     """
     folder = Path(folder).absolute()
-    config, stored = read_head(folder)
-    dtype = stored if dtype is None else jnp.dtype(dtype)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
-    wanted = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding), llama.structure(config)[1]
-    )
+    head = read_head(folder)
+    if quantize and head.quantized:
+        raise ValueError(f"{folder} holds {head.quantized} weights, which can't be quantised again; leave quantize out")
+    place = parallel.placement(head.config, mesh, quantize)
+    wanted = _wanted(head, jnp.dtype(dtype or head.dtype), mesh)
     try:
-        params = _restore_params(folder / "params", wanted)
+        params = _restore_params(folder / "params", wanted, place if quantize else None)
     except Exception as e:  # orbax and tensorstore raise many kinds; all mean that the folder is not sound
         reason = " ".join(str(e).split())[:500]
         raise ValueError(f"{folder}/params can't be restored: {reason}; convert the model again") from e
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
-    return config, params, tokenizer
+    return head.config, params, tokenizer
+
+
+def _wanted(head: Head, dtype, mesh: Mesh | None) -> dict:
+    """The tree to restore: shapes, dtypes and shardings."""
+    one = SingleDeviceSharding(jax.devices()[0])
+
+    def leaf(path, x):
+        shape = jax.ShapeDtypeStruct(x.shape, dtype)
+        if head.quantized and quantized.is_matrix(head.config, path):
+            shape = jax.eval_shape(partial(quantized.quantize, kind=head.quantized), shape)
+        where = jax.tree.map(lambda _: one, shape) if mesh is None else parallel.sharding(path, shape, mesh)
+        return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shape, where)
+
+    return quantized.map_with_path(leaf, llama.structure(head.config)[1])
 
 
 def _check_shapes(metadata: Any, wanted: dict) -> None:
     tree = getattr(metadata, "item_metadata", metadata)
     tree = getattr(tree, "tree", tree)
-    name = jax.tree_util.keystr
+    name = partial(jax.tree_util.keystr, simple=True, separator="/")
     found = {name(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(tree)}
     expected = {name(k): v.shape for k, v in jax.tree_util.tree_leaves_with_path(wanted)}
     wrong = [f"{k} is {found.get(k, 'absent')}, expected {expected.get(k, 'nothing')}"
@@ -129,10 +164,28 @@ def _save_params(path: Path, params: dict) -> None:
         checkpointer.save(path, args=ocp.args.PyTreeSave(params))
 
 
-def _restore_params(path: Path, wanted: dict) -> dict:
-    import orbax.checkpoint as ocp
-
+def _restore_params(path: Path, wanted: dict, place: Callable | None) -> dict:
+    """The tree as wanted, or piece by piece where every leaf has to go through ``place``."""
     with _checkpointer() as checkpointer:
         _check_shapes(checkpointer.metadata(path), wanted)
-        how = ocp.checkpoint_utils.construct_restore_args(wanted)
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how))
+        if place is None:
+            return _read(checkpointer, path, wanted)
+        params: dict = {"layers": {}}
+        for piece in _pieces(wanted):
+            read = quantized.map_with_path(place, _read(checkpointer, path, piece))
+            params["layers"].update(read.pop("layers", {}))
+            params.update(read)
+        return params
+
+
+def _pieces(tree: dict) -> Iterator[dict]:
+    """The tree in parts that can be read one after the other: each layer, and each of what stands beside them."""
+    yield from ({name: part} for name, part in tree.items() if name != "layers")
+    yield from ({"layers": {i: layer}} for i, layer in tree["layers"].items())
+
+
+def _read(checkpointer, path: Path, wanted: dict) -> dict:
+    import orbax.checkpoint as ocp
+
+    how = ocp.checkpoint_utils.construct_restore_args(wanted)
+    return checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True))

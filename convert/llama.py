@@ -12,8 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import parallel
 from specjax.config import LlamaConfig
 from specjax.models import llama
+from specjax.models.quantized import is_quantized
+
+Place = Callable[[tuple[str, ...], np.ndarray], Any]  # (path in the tree, finished leaf) -> what the tree holds
 
 
 class Part(NamedTuple):
@@ -70,7 +74,7 @@ def from_hf_tensors(
     config: LlamaConfig,
     tensors: Iterable[tuple[str, np.ndarray]],
     dtype=None,
-    place: Callable[[np.ndarray], Any] = jax.device_put,
+    place: Place | None = None,
 ) -> dict:
     """Fills the parameter tree from (Hugging Face name, array) pairs in any order, holding one source at a time.
 
@@ -79,7 +83,8 @@ def from_hf_tensors(
       tensors: each is read once and not kept. Names may lack the ``model.`` prefix; rotary ``inv_freq`` buffers are
         skipped. With tied embeddings an ``lm_head.weight`` is accepted only if it equals the embedding.
       dtype: of every leaf; None keeps the checkpoint's own, the widest where the parts of a fused tensor differ.
-      place: puts a finished leaf where it stays; the host array handed over is not written again.
+      place: puts a finished leaf where it stays (:func:`specjax.parallel.placement`), by default on the default device;
+        the host array handed over is not written again.
 
     Returns:
       The tree of ``specjax.models.llama.structure(config)[1]``.
@@ -88,7 +93,7 @@ def from_hf_tensors(
       ValueError: one error that lists every unknown, duplicate, missing and misshapen tensor, and every tensor with
         values that are not finite (in ``dtype``).
     """
-    filler = _Filler(config, dtype, place)
+    filler = _Filler(config, dtype, parallel.placement(config) if place is None else place)
     for name, array in tensors:
         filler.take(name, array)
         del array  # before the next source is read
@@ -101,7 +106,13 @@ def to_hf(config: LlamaConfig, params: dict) -> dict[str, np.ndarray]:
 
 
 def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray]]:
-    """As :func:`to_hf`, one tensor at a time."""
+    """As :func:`to_hf`, one tensor at a time.
+
+    Raises:
+      ValueError: the weights are quantised; what they were can't be had back.
+    """
+    if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        raise ValueError("quantised weights have no Hugging Face tensors; load the model without quantize")
     for name, part in table(config).items():
         leaf = params
         for key in part.path:
@@ -221,7 +232,7 @@ class _Filler:
         node = self.tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        node[path[-1]] = self.place(leaf)
+        node[path[-1]] = self.place(path, leaf)
 
 
 def empty(shape: tuple[int, ...], dtype) -> np.ndarray:

@@ -1,11 +1,10 @@
 """Opens a foreign checkpoint, whatever its format: config, tokenizer, and the stream of its tensors."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,7 +25,7 @@ class Source(NamedTuple):
     tensors: Iterator[tuple[str, np.ndarray]]  # Hugging Face names; can be read once
     total: int  # how many
 
-    def fill(self, dtype=None, place: Callable[[np.ndarray], Any] = jax.device_put, progress=None) -> dict:
+    def fill(self, dtype=None, place: llama.Place | None = None, progress=None) -> dict:
         """The parameter tree, ``dtype`` None meaning :attr:`dtype`. ``progress(done, total)`` is called per tensor."""
         return llama.from_hf_tensors(self.config, self._counted(progress), dtype or self.dtype, place)
 

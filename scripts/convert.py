@@ -1,4 +1,7 @@
-"""Converts a model to specjax's own format: python scripts/convert.py SRC DST [--dtype float32|bfloat16|float16]."""
+"""Converts a model to specjax's own format.
+
+python scripts/convert.py SRC DST [--dtype float32|bfloat16|float16] [--quantize int8|fp8]
+"""
 
 import argparse
 import sys
@@ -11,7 +14,10 @@ import jax
 
 from convert import checkpoint
 from convert.source import open_source
+from specjax import parallel
 from specjax.load import locate
+from specjax.models import llama
+from specjax.models.quantized import KINDS
 
 
 def main() -> int:
@@ -20,17 +26,18 @@ def main() -> int:
     parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
     parser.add_argument("destination", type=Path, help="a new folder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the checkpoint's own")
+    parser.add_argument("--quantize", choices=list(KINDS), help="keep matrices in eight bits, a scale a channel")
     args = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing is computed
+    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
     try:
-        convert(args.source, args.destination, args.dtype)
+        convert(args.source, args.destination, args.dtype, args.quantize)
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     return 0
 
 
-def convert(source: str, destination: Path, dtype: str | None) -> None:
+def convert(source: str, destination: Path, dtype: str | None, quantize: str | None) -> None:
     """Reads ``source`` and writes the folder ``destination``, which must be new or empty."""
     started = time.monotonic()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -38,16 +45,19 @@ def convert(source: str, destination: Path, dtype: str | None) -> None:
     path = locate(source)
     print(f"reading {path}", flush=True)
     if checkpoint.is_checkpoint(path):
-        config, params, tokenizer = checkpoint.restore(path, dtype)
+        config, params, tokenizer = checkpoint.restore(path, dtype, quantize)
     else:
         opened = open_source(path)
-        config, tokenizer, params = opened.config, opened.tokenizer, opened.fill(dtype, progress=_progress)
+        config, tokenizer = opened.config, opened.tokenizer
+        params = opened.fill(dtype, parallel.placement(config, quantize=quantize), _progress)
     if tokenizer is None:
         print("warning: no tokenizer there; the model will take token ids only", file=sys.stderr)
     print(f"writing {destination}", flush=True)
     checkpoint.save(destination, config, params, tokenizer)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    print(f"{count:,} parameters, {params['embed'].dtype}, in {time.monotonic() - started:.1f} s")
+    count = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(config)[1]))
+    head = checkpoint.read_head(destination)
+    kind = f"{head.dtype} and {head.quantized}" if head.quantized else head.dtype
+    print(f"{count:,} parameters, {kind}, in {time.monotonic() - started:.1f} s")
 
 
 def _progress(done: int, count: int) -> None:

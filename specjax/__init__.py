@@ -1,6 +1,6 @@
 """specjax: lossless speculative decoding in JAX for Llama-family language models."""
 
-from specjax import decode, drafters, verify
+from specjax import decode, drafters, parallel, verify
 from specjax.config import LlamaConfig
 from specjax.generation import Event, NoDistributionError, Result, generate, stream, warmup
 from specjax.load import load
@@ -22,6 +22,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "parallel",
     "stream",
     "verify",
     "warmup",

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from convert import checkpoint, default_model
 from convert.source import open_source
+from specjax import parallel
+from specjax.models import quantized
 from specjax.models.lm import LM
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -17,7 +20,13 @@ _CHOICES = (
 )
 
 
-def load(name_or_path: str | Path, dtype=None) -> LM:
+def load(
+    name_or_path: str | Path,
+    dtype=None,
+    quantize: str | None = None,
+    kv_dtype: str | None = None,
+    mesh: Mesh | None = None,
+) -> LM:
     """Loads a Llama-family model and its tokenizer; every weight goes to the device as it is read.
 
     Args:
@@ -26,12 +35,19 @@ def load(name_or_path: str | Path, dtype=None) -> LM:
         exists goes before a name.
       dtype: of weights, activations and cache: float32, bfloat16 or float16. None is float32 on a CPU, where the
         others are slow; elsewhere the checkpoint's own, and bfloat16 for GGUF files and the default model.
+      quantize: "int8" or "fp8" (float8_e4m3fn) stores every matrix that a step reads whole in eight bits, with one
+        float32 scale an output channel; see :mod:`specjax.models.quantized`. One tensor at a time is held unquantised.
+      kv_dtype: "int8" stores cached keys and values in eight bits, with one float32 scale a head and token.
+      mesh: devices to cut the model over, each tensor straight to its parts; see :mod:`specjax.parallel`.
 
     Raises:
       FileNotFoundError: nothing there; the message says what would work.
-      ValueError: the checkpoint is damaged or not implemented, naming what is wrong, or ``dtype`` is no such type.
+      ValueError: the checkpoint is damaged, not implemented, or already quantised, naming what is wrong; ``dtype``,
+        ``quantize`` or ``kv_dtype`` is none of those; the mesh can't share the model evenly.
     """
     dtype = _check_dtype(dtype)
+    quantized.check_kind("quantize", quantize)
+    quantized.check_kind("kv_dtype", kv_dtype, ("int8", None))
     path = locate(name_or_path)
     default = str(name_or_path) == default_model.NAME and not Path(name_or_path).exists()
     if dtype is None and jax.default_backend() == "cpu":
@@ -39,9 +55,12 @@ def load(name_or_path: str | Path, dtype=None) -> LM:
     if dtype is None and (default or path.is_file()):
         dtype = jnp.dtype(jnp.bfloat16)
     if checkpoint.is_checkpoint(path):
-        return LM(*checkpoint.restore(path, dtype))
-    source = open_source(path)
-    return LM(source.config, source.fill(dtype), source.tokenizer)
+        config, params, tokenizer = checkpoint.restore(path, dtype, quantize, mesh)
+    else:
+        source = open_source(path)
+        config, tokenizer = source.config, source.tokenizer
+        params = source.fill(dtype, parallel.placement(config, mesh, quantize))
+    return LM(config, params, tokenizer, kv_dtype, parallel.cache_sharding(mesh))
 
 
 def locate(name_or_path: str | Path) -> Path:

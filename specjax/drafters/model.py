@@ -78,9 +78,18 @@ class DraftModel:
 
 
 def check_draft_model(target: LM, draft: LM) -> None:
-    """Raises ValueError if the two speak different tokens."""
+    """Raises ValueError if the two speak different tokens or live on different devices."""
+    if draft.mesh != target.mesh:
+        raise ValueError(
+            f"the draft model is on {_devices(draft)} and the target on {_devices(target)}; put the draft beside "
+            "it with specjax.parallel.replicate(draft, mesh)"
+        )
     if draft.tokenizer is not None and target.tokenizer is not None:
         check_same_tokenizer(target.tokenizer, draft.tokenizer)
 
 
 jax.tree_util.register_dataclass(DraftModel, data_fields=["lm"], meta_fields=["temperature", "prefill_chunk"])
+
+
+def _devices(lm: LM) -> str:
+    return "one device" if lm.mesh is None else f"a mesh of {lm.mesh.size}"

@@ -61,8 +61,10 @@ class SinkWindow(Stateless):
         latest = committed[:, None] - kept + index  # the last ``kept`` entries
         index = jnp.where((committed[:, None] > kept) & (index >= self.sink), latest, index)  # [B, kept]
 
-        def take(buffer):
-            rows = jnp.take_along_axis(buffer, index[:, None, :, None], axis=2, mode="clip")
-            return jnp.pad(rows, ((0, 0), (0, 0), (0, room), (0, 0)))
+        def take(leaf):  # [B, kv_heads, S, ...]
+            extra = range(3, leaf.ndim)
+            rows = jnp.take_along_axis(leaf, jnp.expand_dims(index[:, None], tuple(extra)), axis=2, mode="clip")
+            return jnp.pad(rows, ((0, 0), (0, 0), (0, room), *((0, 0) for _ in extra)))
 
-        return KVCache(tuple(map(take, cache.keys)), tuple(map(take, cache.values)), committed)
+        keys, values = jax.tree.map(take, (cache.keys, cache.values))
+        return KVCache(keys, values, committed)

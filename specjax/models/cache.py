@@ -1,23 +1,29 @@
 """The preallocated key/value cache: per-row lengths, in-place block writes, rollback by a new length.
 
+Keys and values are arrays, or codes with a scale for each head of each token (int8): the functions here know which, the
+model and the loop don't.
+
 A row's entries at and past its length are stale: masked from attention and overwritten by the next write. So a
 rollback moves no data. Axis 0 of every leaf is the row.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.config import LlamaConfig
+from specjax.models.quantized import Quantized, quantize
+
+Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim]
 
 
 class KVCache(NamedTuple):
     """Keys and values of every layer."""
 
-    keys: tuple[jax.Array, ...]  # per layer [B, kv_heads, S, head_dim]
-    values: tuple[jax.Array, ...]  # per layer [B, kv_heads, S, head_dim]
+    keys: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
+    values: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
     lengths: jax.Array  # i32[B] entries in use
 
     @property
@@ -25,25 +31,59 @@ class KVCache(NamedTuple):
         return self.keys[0].shape[2]
 
 
-def alloc(config: LlamaConfig, batch: int, capacity: int, dtype) -> KVCache:
-    """An empty cache. Zeros, not uninitialised memory: a masked entry still meets 0 * value, and 0 * NaN is NaN."""
+def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any = None) -> KVCache:
+    """An empty cache. Zeros, not uninitialised memory: a masked entry still meets 0 * value, and 0 * NaN is NaN.
+
+    Args:
+      config: the model's shape.
+      batch: rows.
+      capacity: entries a row.
+      dtype: of keys and values; int8 stores codes, with a float32 scale for each head of each token.
+      sharding: of keys and values; None: the default device.
+    """
     shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+
+    def zeros(_) -> Buffer:
+        codes = jnp.zeros(shape, dtype, device=sharding)
+        return codes if codes.dtype != jnp.int8 else Quantized(codes, jnp.zeros(shape[:-1], device=sharding))
+
     layers = range(config.num_hidden_layers)
-    return KVCache(
-        tuple(jnp.zeros(shape, dtype) for _ in layers),
-        tuple(jnp.zeros(shape, dtype) for _ in layers),
-        jnp.zeros(batch, jnp.int32),
-    )
+    return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), jnp.zeros(batch, jnp.int32))
 
 
-def write(buffer: jax.Array, block: jax.Array, starts: jax.Array) -> jax.Array:
+def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:
     """Writes block[B, kv_heads, T, head_dim] into buffer[B, kv_heads, S, head_dim] at each row's own start i32[B].
 
     The caller guarantees starts + T <= S: past it ``dynamic_update_slice`` would clamp backwards over valid entries.
     """
-    if buffer.shape[0] == 1:  # under vmap it lowers to a scatter, which costs a GPU two more kernels a layer
-        return lax.dynamic_update_slice(buffer, block, (0, 0, starts[0], 0))
-    return jax.vmap(lambda row, new, start: lax.dynamic_update_slice(row, new, (0, start, 0)))(buffer, block, starts)
+    new = quantize(block, "int8") if isinstance(buffer, Quantized) else block.astype(buffer.dtype)
+
+    def row(old, new, start):
+        return lax.dynamic_update_slice(old, new, (0, start, 0)[: old.ndim])
+
+    def rows(old, new):
+        if len(starts) == 1:  # under vmap it lowers to a scatter, which costs a GPU two more kernels a layer
+            return row(old[0], new[0], starts[0])[None]
+        return jax.vmap(row)(old, new, starts)
+
+    return jax.tree.map(rows, buffer, new)
+
+
+def scores(q: jax.Array, keys: Buffer) -> jax.Array:
+    """Products of queries q[B, kv_heads, M, head_dim] with the cached keys. -> f32[B, kv_heads, M, S]."""
+    if isinstance(keys, Quantized):
+        return scores(q, keys.values.astype(q.dtype)) * keys.scale[:, :, None]
+    full = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    return jnp.einsum("bkmd,bksd->bkms", q, keys, precision=full, preferred_element_type=jnp.float32)
+
+
+def mixture(weights: jax.Array, values: Buffer, dtype) -> jax.Array:
+    """Sums of the cached values by weights f32[B, kv_heads, M, S]. -> [B, kv_heads, M, head_dim] as ``dtype``."""
+    if isinstance(values, Quantized):
+        return mixture(weights * values.scale[:, :, None], values.values.astype(dtype), dtype)
+    full = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    # Accumulated in float32 all the same; asking for a float32 result is what XLA's CPU backend can't run in bf16.
+    return jnp.einsum("bkms,bksd->bkmd", weights.astype(dtype), values, precision=full, preferred_element_type=dtype)
 
 
 def with_lengths(cache: KVCache, lengths: jax.Array) -> KVCache:

@@ -5,6 +5,7 @@ Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from specjax.config import LlamaConfig
 from specjax.models import cache as kv
 from specjax.models import rope
 from specjax.models.cache import KVCache
+from specjax.models.quantized import Quantized, dequantize
 
 
 class Output(NamedTuple):
@@ -26,28 +28,57 @@ class Output(NamedTuple):
     cache: KVCache  # T entries written past each row's length; the lengths are as they were
 
 
-def product(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+def product(x: jax.Array, weight: jax.Array | Quantized, dtype) -> jax.Array:
     """x[..., in] times weight[*out, in] over ``in``, accumulated in float32. -> [..., *out] as ``dtype``."""
+    if isinstance(weight, Quantized):
+        return (product(x, weight.values, jnp.float32) * weight.scale).astype(dtype)
     full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # no tf32 behind a float32 user's back
-    matrix = weight.reshape(-1, weight.shape[-1])  # XLA's CPU backend takes ten times as long over a weight of rank 3
     rows = x.reshape(-1, x.shape[-1])  # [N, in]
-    if 1 < len(rows) <= 16 and jax.default_backend() == "cpu":
-        y = _short_product_on_cpu(rows, matrix, full)
-    else:
-        y = lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), full, jnp.float32)
+    if jax.default_backend() == "cpu":
+        y = _product_on_cpu(rows, weight, full)
+    else:  # the weight keeps its axes, so that a partitioner may cut any of them; codes are converted as they are read
+        y = lax.dot_general(rows, weight.astype(x.dtype), (((1,), (weight.ndim - 1,)), ((), ())), full, jnp.float32)
     return y.astype(dtype).reshape(*x.shape[:-1], *weight.shape[:-1])
 
 
-def _short_product_on_cpu(rows: jax.Array, matrix: jax.Array, precision) -> jax.Array:
+def _product_on_cpu(rows: jax.Array, weight: jax.Array, precision) -> jax.Array:
+    """The product for rows [N, in], which XLA's CPU backend has to be led to: a weight of rank 3 takes it ten times as
+    long, a few rows make it copy the weight into another layout, and codes are converted to a whole second matrix."""
+    if weight.dtype != rows.dtype:
+        return _product_by_blocks(rows, weight, precision)
+    if len(rows) <= 16:
+        return _short_product(rows, weight, precision)
+    return lax.dot_general(rows, weight.reshape(-1, weight.shape[-1]), (((1,), (1,)), ((), ())), precision, jnp.float32)
+
+
+def _short_product(rows: jax.Array, weight: jax.Array, precision) -> jax.Array:
     """The product for a few rows, which decides what verification costs on a CPU.
 
-    Left to itself, XLA copies the whole weight into another layout on every call. With the weight first and a batch
-    axis of one it does not, and rows in fours fill the vector unit: 4 rows cost 1.7 times one row instead of 2.4.
+    With the weight first and a batch axis nothing is copied, and rows in fours fill the vector unit: 4 rows cost 1.7
+    times one row instead of 2.4.
     """
     count = len(rows)
-    rows = jnp.pad(rows, ((0, -count % 4), (0, 0)))
-    y = lax.dot_general(matrix[None], rows[None], (((2,), (2,)), ((0,), (0,))), precision, jnp.float32)
-    return y[0].T[:count]
+    rows = jnp.pad(rows, ((0, -count % 4 if count > 1 else 0), (0, 0)))
+    stack = weight if weight.ndim == 3 else weight[None]  # [G, out, in]
+    rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
+    y = lax.dot_general(stack, rows, (((2,), (2,)), ((0,), (0,))), precision, jnp.float32)  # [G, out, N]
+    return y.transpose(2, 0, 1)[:count]
+
+
+def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int = 64) -> jax.Array:
+    """The product with a weight of codes, ``size`` output channels at a time: what is converted stays in the cache."""
+    matrix = codes.reshape(-1, codes.shape[-1])
+    size = min(size, len(matrix))
+    # XLA can't slice fp8 here: it would convert the whole matrix, outside the loop and ten times as slowly.
+    raw = matrix if codes.dtype == jnp.int8 else lax.bitcast_convert_type(matrix, jnp.uint8)
+
+    def block(i, y):
+        start = jnp.minimum(i * size, len(matrix) - size)  # the last block overlaps the one before it
+        part = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(raw, start, size), codes.dtype)
+        part = _product_on_cpu(rows, part.astype(rows.dtype), precision).reshape(len(rows), size)
+        return lax.dynamic_update_slice_in_dim(y, part, start, axis=1)
+
+    return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
 
 class Linear(nnx.Module):
@@ -96,17 +127,13 @@ class Attention(nnx.Module):
         qkv = self.qkv(x).reshape(batch, block, kv_heads, group + 2, dim)
         qk = rope.rotate(qkv[..., : group + 1, :], *angles)
         q, k, v = qk[..., :group, :], qk[..., group, :], qkv[..., group + 1, :]
-        keys = kv.write(keys, k.swapaxes(1, 2).astype(keys.dtype), starts)
-        values = kv.write(values, v.swapaxes(1, 2).astype(values.dtype), starts)
+        keys = kv.write(keys, k.swapaxes(1, 2), starts)
+        values = kv.write(values, v.swapaxes(1, 2), starts)
 
-        full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * block, dim)  # one matrix a kv head
-        scores = jnp.einsum("bkmd,bksd->bkms", q, keys, precision=full, preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]
-        weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1).astype(x.dtype)
-        weights = weights.reshape(batch, kv_heads, group * block, -1)
-        # Accumulated in float32 all the same; asking for a float32 result is what XLA's CPU backend can't run in bf16.
-        out = jnp.einsum("bkms,bksd->bkmd", weights, values, precision=full, preferred_element_type=x.dtype)
+        scores = kv.scores(q, keys).reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]
+        weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
+        out = kv.mixture(weights.reshape(batch, kv_heads, group * block, -1), values, x.dtype)
         out = out.reshape(batch, kv_heads, group, block, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
         return self.o(out.reshape(batch, block, -1)), keys, values
 
@@ -163,6 +190,7 @@ class Llama(nnx.Module):
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
+        whole: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
 
@@ -174,21 +202,23 @@ class Llama(nnx.Module):
           mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
           with_logits: False skips the output head.
           run: for each layer, whether its attention and its MLP take part (static); all do by default.
+          whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
+            states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
         starts = cache.lengths
         slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
         positions = slots if positions is None else positions
         mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
         angles = rope.cos_sin(self.config, positions)
-        x = self.embed[...][tokens]  # [B, T, H]
+        x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
         keys, values = [], []
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
             x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts, parts)
             keys.append(layer_keys)
             values.append(layer_values)
-        hidden = self.norm(x)
-        logits = self.head(hidden) if with_logits else jnp.zeros((*tokens.shape, 0))
+        hidden = whole(self.norm(x))
+        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*tokens.shape, 0))
         return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
 
     def head(self, hidden: jax.Array) -> jax.Array:

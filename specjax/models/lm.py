@@ -1,12 +1,15 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.config import LlamaConfig
-from specjax.models import llama
+from specjax.models import llama, quantized
 from specjax.models.cache import KVCache, alloc
 from specjax.models.llama import Output
 
@@ -20,13 +23,20 @@ class LM:
     """
 
     config: LlamaConfig
-    params: dict  # nested dict of [out, in] arrays: see specjax.models.llama.structure
+    params: dict  # nested dict of [out, in] arrays (or Quantized): see specjax.models.llama.structure
     tokenizer: Any | None = None  # specjax.tokenizer.Tokenizer
+    kv_dtype: str | None = None  # "int8": how keys and values are stored; None: as they are computed
+    cache_sharding: NamedSharding | None = None  # of keys and values, for a model on a mesh (specjax.parallel)
 
     @property
     def dtype(self):
-        """Of weights, activations and cache."""
-        return self.params["embed"].dtype
+        """Of activations, of the cache unless ``kv_dtype`` says otherwise, and of every weight that isn't quantised."""
+        return self.params["norm"]["weight"].dtype
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of a model that lives on several."""
+        return None if self.cache_sharding is None else cast(Mesh, self.cache_sharding.mesh)
 
     def __call__(
         self,
@@ -38,11 +48,36 @@ class LM:
         run: tuple[tuple[bool, bool], ...] | None = None,
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
-        return llama.merge(self.config, self.params)(tokens, cache, positions, mask, with_logits, run)
+        module = llama.merge(self.config, self.params)
+        if self.mesh is None:
+            return module(tokens, cache, positions, mask, with_logits, run)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        whole = partial(lax.with_sharding_constraint, shardings=everywhere)
+        return module(tokens, cache, positions, mask, with_logits, run, whole)
+
+    def quantize(self, kind: str) -> "LM":
+        """This model with its matrices in eight bits, made where they are, one at a time; this one stays as it is.
+
+        Args:
+          kind: "int8" or "fp8", as of :func:`specjax.load`, which never holds the unquantised model.
+
+        Raises:
+          ValueError: unknown kind, or quantised already.
+        """
+        quantized.check_kind("kind", kind, tuple(quantized.KINDS))
+        if before := quantized.kind_of(self.params):
+            raise ValueError(f"the model holds {before} weights, which can't be quantised again")
+
+        def small(path, leaf):
+            return quantized.quantize(leaf, kind) if quantized.is_matrix(self.config, path) else leaf
+
+        return dataclasses.replace(self, params=quantized.map_with_path(small, self.params))
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of this model's shape and dtype."""
-        return alloc(self.config, batch, capacity, self.dtype)
+        """An empty cache of this model's shape, dtype and sharding."""
+        return alloc(self.config, batch, capacity, self.kv_dtype or self.dtype, self.cache_sharding)
 
 
-jax.tree_util.register_dataclass(LM, data_fields=["params"], meta_fields=["config"], drop_fields=["tokenizer"])
+jax.tree_util.register_dataclass(
+    LM, data_fields=["params"], meta_fields=["config", "kv_dtype", "cache_sharding"], drop_fields=["tokenizer"]
+)

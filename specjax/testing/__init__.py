@@ -20,7 +20,7 @@ from specjax.testing.checks import (
     check_verifier,
     lossless_verifiers,
 )
-from specjax.testing.compilation import count_traces
+from specjax.testing.compilation import collectives, count_traces, h100_devices
 from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tightly, sample_sequences
 from specjax.testing.models import noisy_twin, random_params, table_lm, tiny_lm
 from specjax.testing.planted import planted_lm, planted_pair
@@ -40,8 +40,10 @@ __all__ = [
     "check_verdicts",
     "check_verifier",
     "chi_square",
+    "collectives",
     "count_sequences",
     "count_traces",
+    "h100_devices",
     "joint_law",
     "lossless_verifiers",
     "noisy_twin",

@@ -1,8 +1,11 @@
-"""Counting what JAX traces and compiles: a second call on the same shapes must do neither."""
+"""What JAX traces, compiles, and compiles to: whether a call compiles again, how a program talks across devices."""
 
+import collections
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -30,3 +33,52 @@ def count_traces() -> Iterator[Compilations]:
         yield seen
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def collectives(compiled: Any) -> dict[str, int]:
+    """Messages across devices in a program (``jax.stages.Compiled``), by kind: a loop's body counts once."""
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+    return dict(collections.Counter(re.findall(rf"= [^=]*? ({kinds})(?:-start)?\(", compiled.as_text())))
+
+
+def h100_devices(count: int) -> list | None:
+    """``count`` H100s to compile for without having one; None where jax's CUDA plugin doesn't offer them.
+
+    With ``JAX_PLATFORMS=cpu`` set, ``pip install --no-deps jax-cuda12-pjrt jax-cuda12-plugin`` of jax's own version is
+    enough. Lower a function on arguments whose shardings name these devices, and compile it with
+    ``xla_gpu_autotune_level=0``: there is nothing to time kernels on.
+    """
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc("", "cuda", target_config=_H100, topology=f"1x1x{count}").devices
+    except NotImplementedError:  # no such plugin
+        return None
+
+
+# What XLA asks a card about: limits from NVIDIA's Hopper tuning guide and data sheet, as of the SXM5 card of 80 GB.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000
+  device_memory_size: 84978434048
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""

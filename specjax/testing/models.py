@@ -6,10 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Mesh
 
+from specjax import parallel
 from specjax.config import LlamaConfig
 from specjax.models import llama
 from specjax.models.lm import LM
+from specjax.models.quantized import map_with_path
 
 # Weights can't be minus infinity. A logit this low is probability 0 exactly in float32, at temperatures up to 90.
 IMPOSSIBLE = -1e4
@@ -26,32 +30,39 @@ TINY = LlamaConfig(
 )
 
 
-def random_params(config: LlamaConfig, seed: int, std: float | None = None, dtype: Any = jnp.float32) -> dict:
-    """A parameter tree drawn leaf by leaf on the default device, so at most one leaf is there twice.
+def random_params(
+    config: LlamaConfig, seed: int, std: float | None = None, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> dict:
+    """A parameter tree drawn leaf by leaf where it stays, so at most one leaf is there twice.
 
     Args:
       config: its shape.
       seed: of all leaves.
       std: of every matrix; None: fan_in ** -0.5, and 1 for the embedding. Norms are ones, biases zeros.
       dtype: of the leaves.
+      mesh: each device draws its part of each leaf (:mod:`specjax.parallel`), the values being the same; None: the
+        default device draws all.
     """
+    if mesh is not None:
+        parallel.check(config, mesh)
+    count = iter(range(10**9))
 
-    def leaf(index, path, shape):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if len(shape) == 1 and "bias" not in name:
-            return jnp.ones(shape, dtype)
-        if "bias" in name:
-            return jnp.zeros(shape, dtype)
-        scale = std if std is not None else 1.0 if name == "embed" else shape[-1] ** -0.5
-        return _normal(jax.random.fold_in(jax.random.key(seed), index), jnp.float32(scale), shape, jnp.dtype(dtype))
+    def leaf(path, x):
+        index, shape = next(count), x.shape
+        where = None if mesh is None else parallel.sharding(path, x, mesh)
+        if path[-1] == "bias" or len(shape) == 1:
+            return jnp.full(shape, float(path[-1] != "bias"), dtype, device=where)
+        scale = std if std is not None else 1.0 if path == ("embed",) else shape[-1] ** -0.5
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        return _normal(key, jnp.float32(scale), shape, jnp.dtype(dtype), where)
 
-    leaves, tree = jax.tree_util.tree_flatten_with_path(llama.structure(config)[1])
-    return jax.tree.unflatten(tree, [leaf(i, path, x.shape) for i, (path, x) in enumerate(leaves)])
+    return map_with_path(leaf, llama.structure(config)[1])
 
 
-@jax.jit(static_argnums=(2, 3))
-def _normal(key, scale, shape, dtype):
-    return jax.random.normal(key, shape, dtype) * scale.astype(dtype)
+@jax.jit(static_argnums=(2, 3, 4))
+def _normal(key, scale, shape, dtype, where):
+    x = jax.random.normal(key, shape, dtype) * scale.astype(dtype)
+    return x if where is None else lax.with_sharding_constraint(x, where)
 
 
 def tiny_lm(seed: int = 0, std: float = 0.3, dtype: Any = jnp.float32, **overrides) -> LM:

@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from specjax import parallel
 from specjax.config import LlamaConfig
 from specjax.models.lm import LM
 from specjax.testing.models import random_params
@@ -23,6 +25,7 @@ def planted_pair(
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
     peak: float = 40.0,
+    mesh: Mesh | None = None,
 ) -> tuple[LM, LM, np.ndarray]:
     """A target that follows a random cycle pi over its vocabulary, and a draft that agrees on a share alpha of it.
 
@@ -37,6 +40,7 @@ def planted_pair(
       seed: of the weights, the cycle and the draft's share.
       dtype: of both models' weights.
       peak: the logit of the planted successor; all others are about peak / sqrt(hidden_size) times a standard normal.
+      mesh: devices to make the target on, in parts, and the draft on, whole each; None: the default device.
 
     Returns:
       The target, the draft, and pi i64[V]: token x is followed by pi[x].
@@ -56,16 +60,22 @@ def planted_pair(
     wrong = rng.permutation(vocab)[: round((1 - alpha) * vocab)]
     guess = pi.copy()
     guess[wrong] = np.roll(pi[wrong], 1)  # each gets another's successor, so this is a permutation too
-    target = planted_lm(target_config, pi, 2 * seed, dtype, peak)
-    return target, planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak), pi
+    target = planted_lm(target_config, pi, 2 * seed, dtype, peak, mesh)
+    draft = planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak)
+    return target, draft if mesh is None else parallel.replicate(draft, mesh), pi
 
 
 def planted_lm(
-    config: LlamaConfig, successor: np.ndarray, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0
+    config: LlamaConfig,
+    successor: np.ndarray,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    mesh: Mesh | None = None,
 ) -> LM:
     """A model of the given shape in which token x is followed by ``successor[x]``.
 
-    Made on the default device, one leaf at a time in ``dtype``: no float32 copy of the model exists. Weights that
+    Made where it stays, one leaf at a time in ``dtype``: no float32 copy of the model exists. Weights that
     don't matter are random, since zeros would draw less power on an accelerator.
 
     Args:
@@ -75,6 +85,7 @@ def planted_lm(
       seed: of the weights.
       dtype: of the weights.
       peak: the planted successor's logit.
+      mesh: devices to make it on, each its own part of each leaf; None: the default device.
 
     Raises:
       ValueError: if ``successor`` isn't a permutation of the vocabulary.
@@ -83,16 +94,16 @@ def planted_lm(
     if not np.array_equal(np.sort(successor), np.arange(config.vocab_size)):
         raise ValueError("successor must be a permutation of the vocabulary: one head row serves one token")
     config = dataclasses.replace(config, tie_word_embeddings=False, eos_token_ids=())
-    params = random_params(config, seed, dtype=dtype)
+    params = random_params(config, seed, dtype=dtype, mesh=mesh)
     for layer in params["layers"].values():
         for last in (layer["attention"]["o"], layer["mlp"]["down"]):
-            last["weight"] = jnp.zeros_like(last["weight"])
-    del params["lm_head"]  # freed before its successor is made
-    params["lm_head"] = _head(params["embed"], jnp.asarray(np.argsort(successor), jnp.int32), jnp.float32(peak))
-    return LM(config, params)
+            last["weight"] = jnp.zeros_like(last["weight"], device=last["weight"].sharding)
+    where = params.pop("lm_head").sharding  # freed before its successor is made
+    before = jnp.asarray(np.argsort(successor), jnp.int32)
+    params["lm_head"] = jax.jit(_head, out_shardings=where)(params["embed"], before, jnp.float32(peak))
+    return LM(config, params, cache_sharding=parallel.cache_sharding(mesh))
 
 
-@jax.jit
 def _head(embed, before, peak):
     """Row y is peak times the normalised embedding of the token before y, over its squared norm: logit ``peak``."""
     x = embed[before].astype(jnp.float32)

@@ -1,0 +1,169 @@
+"""Tensor parallelism on eight forced host devices; test_parallel.py runs this file (it is no test module by name)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from test_convert_checkpoint import HF, write_hf
+
+from convert import checkpoint
+from specjax import LlamaConfig, decode, generate, parallel, stream, testing
+from specjax.drafters import DraftModel, PromptLookup
+from specjax.generation import prepare
+from specjax.load import load
+from specjax.models.quantized import map_with_path
+from specjax.requests import Options
+
+SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
+LM = testing.tiny_lm(0, **SHAPE)
+TIED = testing.tiny_lm(0, tie_word_embeddings=True, **SHAPE)
+DRAFT = testing.noisy_twin(LM, 0.05)
+PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
+OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
+DRAFTERS = {
+    "plain": lambda _: None,
+    "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
+    "model": lambda mesh: DraftModel(DRAFT if mesh is None else parallel.replicate(DRAFT, mesh)),
+}
+
+
+@functools.cache
+def alone(name):
+    return generate(LM, PROMPTS, drafter=DRAFTERS[name](None), **OPTIONS).tokens
+
+
+def compiled_round(lm, drafter):
+    """The program of one round, and the state that it takes."""
+    job = prepare(lm, PROMPTS, Options(drafter=drafter, **OPTIONS))
+    state = job.start(job.request)
+    lowered = decode.round_jit.lower(lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
+    return lowered.compile(), state
+
+
+def nbytes_here(tree):
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+def assert_in_parts(params, count):
+    """No device holds a whole matrix."""
+    cut = {path for path, x in paths(params) if not x.sharding.is_fully_replicated}
+    names = {path[-1] if len(path) == 1 else path[-2] for path in cut}
+    assert names == {"embed", "lm_head", "qkv", "o", "gate_up", "down"}
+    for path, x in paths(params):
+        assert len(x.addressable_shards) == count
+        for shard in x.addressable_shards:
+            assert shard.data.size * (count if path in cut else 1) == x.size, path
+
+
+def paths(params):
+    found = []
+    map_with_path(lambda path, leaf: found.extend((path, x) for x in jax.tree.leaves(leaf) if x.ndim > 1), params)
+    return found
+
+
+@pytest.mark.parametrize("name, count", [("model", 1)] + [(name, count) for name in DRAFTERS for count in (2, 4)])
+def test_same_tokens_as_one_device(name, count):
+    mesh = parallel.mesh(count)
+    lm = parallel.shard(LM, mesh)
+    out = generate(lm, PROMPTS, drafter=DRAFTERS[name](mesh), **OPTIONS)
+    assert out.tokens == alone(name)
+    assert (sum(m.num_draft_tokens for m in out.metrics) > 0) == (name != "plain")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_streams_write_them_too(name):
+    mesh = parallel.mesh(4)
+    events = stream(parallel.shard(LM, mesh), PROMPTS, drafter=DRAFTERS[name](mesh), temperature=0.0, **OPTIONS)
+    for _ in events:
+        pass
+    assert events.result().tokens == alone(name)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
+    mesh = parallel.mesh(4)
+    compiled, state = compiled_round(parallel.shard(LM, mesh), DRAFTERS[name](mesh))
+    programs = 2 if name == "ngram" else 1  # one a width
+    layers = LM.config.num_hidden_layers
+    assert testing.collectives(compiled) == {
+        "all-reduce": 2 * layers * programs,  # after attention, after the MLP
+        "all-gather": 2 * programs,  # embeddings, logits
+    }
+    caches = (state.cache, state.drafter)
+    assert compiled.memory_analysis().alias_size_in_bytes >= nbytes_here(caches)
+    shards = {x.addressable_shards[0].data.shape[1] for x in (*state.cache.keys, *state.cache.values)}
+    assert shards == {1}, "a kv head a device"
+    after = compiled.output_shardings[0].cache
+    assert all(a.is_equivalent_to(b.sharding, 4) for a, b in zip(after.keys, state.cache.keys, strict=True))
+
+
+def test_a_tied_table_serves_both_ends():
+    want = generate(TIED, PROMPTS, drafter="ngram", **OPTIONS).tokens
+    lm = parallel.shard(TIED, parallel.mesh(4))
+    assert generate(lm, PROMPTS, drafter="ngram", **OPTIONS).tokens == want
+    counts = testing.collectives(compiled_round(lm, None)[0])
+    assert counts == {"all-reduce": 2 * TIED.config.num_hidden_layers + 1, "all-gather": 1}  # logits are sums here
+
+
+def test_loading_puts_each_tensor_on_its_devices(tmp_path):
+    hf = {**HF, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 48}
+    write_hf(tmp_path / "hf", hf)
+    whole = load(tmp_path / "hf")
+    checkpoint.save(tmp_path / "own", whole.config, whole.params)
+    checkpoint.save(tmp_path / "int8", whole.config, whole.quantize("int8").params)
+    mesh = parallel.mesh(4)
+    for source, quantize in (("hf", None), ("own", None), ("hf", "int8"), ("own", "int8"), ("int8", None)):
+        lm = load(tmp_path / source, quantize=quantize, mesh=mesh)
+        exact = quantize is None and source != "int8"
+        if exact:
+            assert_in_parts(lm.params, 4)
+        want = whole.params if exact else whole.quantize("int8").params
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), lm.params, want))
+        assert lm.mesh == mesh and lm.alloc_cache(2, 8).keys[0].addressable_shards[0].data.shape == (2, 1, 8, 4)
+    weight = lm.params["layers"]["0"]["attention"]["o"]["weight"]
+    assert weight.values.addressable_shards[0].data.shape == (32, 8) and weight.scale.sharding.is_fully_replicated
+    weight = lm.params["layers"]["0"]["mlp"]["gate_up"]["weight"]
+    assert weight.values.addressable_shards[0].data.shape[1] == weight.scale.addressable_shards[0].data.shape[1] == 12
+
+
+def test_a_quantised_model_with_an_int8_cache_in_parts():
+    small = dataclasses.replace(LM.quantize("int8"), kv_dtype="int8")
+    lm = parallel.shard(small, parallel.mesh(4))
+    ids = np.arange(12, dtype=np.int32).reshape(2, 6)
+    call = jax.jit(lambda lm, ids: lm(ids, lm.alloc_cache(2, 8)))
+    want, out = call(small, ids), call(lm, ids)
+    np.testing.assert_allclose(out.logits, want.logits, atol=0.05)  # sums in another order may round to another code
+    spec = parallel.cache_sharding(lm.mesh).spec
+    assert {x.sharding.spec for x in jax.tree.leaves((out.cache.keys, lm.alloc_cache(2, 8).keys))} == {spec}
+
+
+def test_planted_models_are_made_in_parts():
+    config = dataclasses.replace(LM.config, vocab_size=400, hidden_size=128)
+    target, draft, pi = testing.planted_pair(config, config, 0.75, dtype=jnp.float32)
+    mesh = parallel.mesh(4)
+    cut, copied, cycle = testing.planted_pair(config, config, 0.75, dtype=jnp.float32, mesh=mesh)
+    assert_in_parts(cut.params, 4)
+    assert (cycle == pi).all() and copied.mesh == mesh
+    for a, b in ((cut, target), (copied, draft)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a.params, b.params)
+    out = generate(cut, [[5]], **OPTIONS).tokens[0]
+    assert out == [int(x) for x in np.asarray(pi)[[5, *out[:-1]]]]
+
+
+def test_meshes_that_do_not_suit_are_refused_with_their_numbers():
+    with pytest.raises(ValueError, match="3 devices can't share evenly num_key_value_heads = 4, hidden_size = 32"):
+        parallel.shard(LM, parallel.mesh(3))
+    odd = LlamaConfig(**{**LM.config.__dict__, "vocab_size": 63})
+    with pytest.raises(ValueError, match="4 devices can't share evenly vocab_size = 63"):
+        testing.planted_lm(odd, np.arange(63), mesh=parallel.mesh(4))
+    with pytest.raises(ValueError, match="9 devices.* jax sees 8"):
+        parallel.mesh(9)
+    for mesh in (jax.make_mesh((2, 2), ("x", "y")), jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))):
+        with pytest.raises(ValueError, match="specjax.parallel.mesh"):
+            parallel.shard(LM, mesh)
+    with pytest.raises(ValueError, match="draft model is on one device and the target on a mesh of 2.*replicate"):
+        generate(parallel.shard(LM, parallel.mesh(2)), PROMPTS, drafter=DraftModel(DRAFT))

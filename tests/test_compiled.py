@@ -1,0 +1,115 @@
+"""What a round compiles to: caches updated in place, nothing large copied, a known number of messages.
+
+On the CPU a tiny model's caches; copies within attention are that backend's own affair. For an H100 a layer of Llama
+3.1 8B: on a card if there is one, else compiled without if jax's CUDA plugin is installed
+(``specjax.testing.h100_devices`` says how), else skipped.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from specjax import LM, decode, parallel, testing
+from specjax.config import PRESETS
+from specjax.drafters import DraftModel, NoDraft, PromptLookup
+from specjax.generation import prepare
+from specjax.models import llama, quantized
+from specjax.requests import Options
+from specjax.verify import VERIFIERS
+
+CAPACITY, K = 8192, 2  # one layer's keys are then larger than anything that a round has to compute
+
+
+def nbytes(tree):
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("program", ["run_jit", "round_jit"])
+def test_both_caches_are_updated_in_place_on_the_cpu(program):
+    lm = testing.tiny_lm(0, num_hidden_layers=1)
+    job = prepare(lm, [[1, 2, 3]], Options(drafter=DraftModel(lm), max_new_tokens=8))
+    state = jax.eval_shape(job.start, job.request)
+    lowered = getattr(decode, program).lower(lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
+    compiled = lowered.compile()
+    assert compiled.memory_analysis().alias_size_in_bytes >= nbytes((state.cache, state.drafter))
+
+
+def devices(count):
+    if jax.default_backend() == "gpu":
+        return jax.devices()[:count] if len(jax.devices()) >= count else pytest.skip(f"needs {count} GPUs")
+    return testing.h100_devices(count) or pytest.skip("needs a GPU, or jax's CUDA plugin to compile for one")
+
+
+def abstract(config, kind, where):
+    """The parameters of a model as shapes, where ``where(path, leaf)`` says."""
+
+    def leaf(path, x):
+        x = jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)
+        if kind and quantized.is_matrix(config, path):
+            x = jax.eval_shape(lambda x: quantized.quantize(x, kind), x)
+        return placed(x, where(path, x))
+
+    return quantized.map_with_path(leaf, llama.structure(config)[1])
+
+
+def placed(tree, shardings):
+    """Shapes with their sharding: one for all, or a tree of them."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+
+def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **shape):
+    """One round of an 8B target (one layer of it) at long context. -> (compiled, target, state), per device."""
+    at = devices(count)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # what is traced is for one
+    mesh = Mesh(np.array(at), ("model",), axis_types=(AxisType.Auto,)) if count > 1 else None
+    whole = SingleDeviceSharding(at[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    config = dataclasses.replace(PRESETS["llama-3.1-8b"], num_hidden_layers=1, **shape)
+    small = dataclasses.replace(PRESETS["llama-3.2-1b"], num_hidden_layers=1)
+    cut = (lambda _, x: whole) if mesh is None else (lambda path, x: parallel.sharding(path, x, mesh))
+    target = LM(config, abstract(config, quantize, cut), None, kv_dtype, parallel.cache_sharding(mesh))
+    draft = LM(small, abstract(small, quantize, lambda *_: whole), None, None, mesh and whole)
+    drafter = {"none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2)}[drafter]
+    request = prepare(testing.tiny_lm(0), [[1, 2, 3]], Options(max_new_tokens=8)).request
+    request = jax.eval_shape(lambda: request._replace(tokens=jnp.zeros((1, CAPACITY), jnp.int32)))
+    state = jax.eval_shape(lambda *of: decode.start(*of, 64, False), target, drafter, request)
+    heads = parallel.cache_sharding(mesh) or whole
+    cache = state.cache._replace(keys=placed(state.cache.keys, heads), values=placed(state.cache.values, heads),
+                                 lengths=placed(state.cache.lengths, whole))  # fmt: skip
+    state = placed(state._replace(cache=()), whole)._replace(cache=cache)
+    size = 0 if isinstance(drafter, NoDraft) else K
+    lowered = decode.round_jit.lower(target, drafter, VERIFIERS["rejection"], size, state)
+    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}), target, state
+
+
+@pytest.mark.parametrize(
+    "drafter, quantize, kv_dtype", [("model", None, None), ("model", "int8", None), ("none", "fp8", "int8")]
+)
+def test_one_h100_copies_neither_weights_nor_caches(monkeypatch, drafter, quantize, kv_dtype):
+    compiled, target, state = compile_round(monkeypatch, 1, drafter, quantize, kv_dtype)
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= nbytes((state.cache, state.drafter))
+    layer = target.params["layers"]["0"]
+    large = (layer["attention"]["o"], layer["mlp"]["down"], target.params["lm_head"], state.cache.keys)
+    assert memory.temp_size_in_bytes < min(map(nbytes, large))
+    assert testing.collectives(compiled) == {}
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_four_h100s_talk_twice_a_layer(monkeypatch, drafter, tied):
+    compiled, target, state = compile_round(monkeypatch, 4, drafter, tie_word_embeddings=tied)
+    programs = 2 if drafter == "ngram" else 1
+    expected = {"all-reduce": 2 + tied, "all-gather": 2 - tied}  # a tied head's logits are sums, not parts
+    assert testing.collectives(compiled) == {kind: count * programs for kind, count in expected.items()}
+    memory = compiled.memory_analysis()
+    own = nbytes((state.cache.keys, state.cache.values)) // 4
+    assert memory.alias_size_in_bytes >= own + nbytes(state.drafter)
+    smallest = target.params["layers"]["0"]["attention"]["o"]
+    assert memory.temp_size_in_bytes < nbytes(smallest) / 2, "no matrix is fetched from the other devices"
