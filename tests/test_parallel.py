@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 
 
-def test_on_eight_devices():
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_eight_devices(which):
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", str(HERE / "eight_devices.py")]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-m", which, str(HERE / "eight_devices.py")]
     run = subprocess.run(command, env=env, cwd=HERE.parent, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and " passed" in run.stdout and "skipped" not in run.stdout, run.stdout[-6000:]

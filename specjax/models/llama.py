@@ -73,10 +73,10 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
     raw = matrix if codes.dtype == jnp.int8 else lax.bitcast_convert_type(matrix, jnp.uint8)
 
     def block(i, y):
-        start = jnp.minimum(i * size, len(matrix) - size)  # the last block overlaps the one before it
-        part = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(raw, start, size), codes.dtype)
+        # The last block is clamped, here and there: it overlaps the one before it.
+        part = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(raw, i * size, size), codes.dtype)
         part = _product_on_cpu(rows, part.astype(rows.dtype), precision).reshape(len(rows), size)
-        return lax.dynamic_update_slice_in_dim(y, part, start, axis=1)
+        return lax.dynamic_update_slice_in_dim(y, part, i * size, axis=1)
 
     return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
