@@ -20,15 +20,16 @@ import numpy as np
 from jax import lax
 
 import specjax
-from specjax import random, sampling, theory
+from specjax import parallel, random, sampling, theory
 from specjax.config import PRESETS
-from specjax.drafters import DraftModel
+from specjax.datastore import Datastore
+from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
 from specjax.models import cache as kv
 from specjax.testing import planted_pair
 from specjax.types import Draft
 from specjax.verify import VERIFIERS
 
-MODES = ("bandwidth", "plain", "verify", "draft", "arithmetic", "round", "lookup")
+MODES = ("verify", "draft", "arithmetic", "round", "drafters")
 
 
 def timed(function, *args, repeats: int = 5) -> float:
@@ -136,20 +137,24 @@ def main() -> None:
     parser.add_argument("--prompt-length", type=int, default=128)
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--corpus", type=int, default=2_000_000, help="random tokens for retrieval to search")
+    parser.add_argument("--devices", type=int, default=1, help="GPUs that share the target (the draft is on each)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="plain decoding is always measured")
     parser.add_argument("--json", help="also write the table to this file")
     args = parser.parse_args()
 
     device = jax.devices()[0]
     print(
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
-        f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}"
+        f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}, {args.devices} device(s)"
     )
     speed = bandwidth(4.0 if device.platform != "cpu" else 0.2)
     print(f"read {speed['read'] / 1e12:.3f} TB/s, copy {speed['copy'] / 1e12:.3f} TB/s")
     target_config, draft_config = PRESETS[args.target], PRESETS[args.draft]
-    target, draft, successor = planted_pair(target_config, draft_config, args.alpha, dtype=jnp.dtype(args.dtype))
-    step_floor = weight_bytes(target) / speed["read"]
+    mesh = None if args.devices == 1 else parallel.mesh(args.devices)
+    dtype = jnp.dtype(args.dtype)
+    target, draft, successor = planted_pair(target_config, draft_config, args.alpha, dtype=dtype, mesh=mesh)
+    step_floor = weight_bytes(target) / args.devices / speed["read"]
     draft_floor = weight_bytes(draft) / speed["read"]
     size, batch = args.num_speculative_tokens, args.batch
     capacity = specjax.requests.bucket(args.prompt_length + args.max_new_tokens + size + 1, 128)
@@ -206,9 +211,19 @@ def main() -> None:
                 f"{out['tokens_per_second'] / plain['tokens_per_second']:.2f} x plain (theorem 3.8 at the floors: "
                 f"{bound:.2f}), same text: {out['tokens'] == plain['tokens']}",
             )
-    if "lookup" in args.modes:
-        out = generation(target, prompts, drafter="ngram", num_speculative_tokens=size, **common)
-        table.add("round of prompt lookup (no matches)", out["per_round"], step_floor)
+    if "drafters" in args.modes:  # what their machinery costs beside the target's call
+        corpus = Datastore.build([rng.integers(0, target_config.vocab_size, args.corpus)])
+        machinery = {
+            "prompt lookup (no match)": (PromptLookup(), 0.0),
+            "prompt lookup, 1-token matches": (PromptLookup(prompt_lookup_min=1), 0.0),
+            f"retrieval from {args.corpus:,} tokens": (Retrieval.over(corpus, retrieval_min=1), 0.0),
+            "jacobi": (Jacobi(), 0.0),
+            "cascade, prompt lookup under the draft": (Cascade(PromptLookup(), draft), size * draft_floor),
+        }
+        for name, (drafter, extra) in machinery.items():
+            out = generation(target, prompts, drafter=drafter, num_speculative_tokens=size, **common)
+            note = f"{out['tokens_per_step']:.2f} a round"
+            table.add(f"round, {name}", out["per_round"], step_floor + extra, note)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(
