@@ -11,6 +11,7 @@ from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
 from specjax import record, timing
+from specjax.drafters import choices
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,6 +147,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--compare", "--trace"], "--trace"),
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),
+        (["--drafter", "retrieval"], "--drafter retrieval needs --datastore"),
+        (["--adaptive", "cost"], "--adaptive cost needs --draft-cost"),
+        (["--gamma-min", "2"], "--gamma-min is used only with --adaptive entropy"),
+        (["--adaptive", "heuristic", "--drafter", "jacobi"], "nothing to choose"),
     ],
 )
 def test_flags_that_do_not_go_together(capsys, args, says):
@@ -154,6 +159,65 @@ def test_flags_that_do_not_go_together(capsys, args, says):
     assert stop.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and says in err and err.count("\n") == 1
+
+
+def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, folder, tmp_path, monkeypatch):
+    prompt = ("--model", folder, "--prompt", "abcabcabc", "--no-stream")
+    (tmp_path / "corpus.txt").write_text("abcabcabd abc cba")
+    code, text, _ = run(capsys, *prompt, "--drafter", "none", "--json", str(tmp_path / "run.json"))
+    assert code == 0
+    plain = json.loads((tmp_path / "run.json").read_text())["completions"][0]["tokens"]
+    build = ["build_datastore.py", str(tmp_path / "store"), str(tmp_path / "corpus.txt"), "--model", folder]
+    monkeypatch.setattr(sys, "argv", build)
+    assert script("build_datastore").main() == 0
+    monkeypatch.setattr(sys, "argv", [*build, "--extend"])
+    assert script("build_datastore").main() == 0
+    own = {
+        "retrieval": ("--datastore", str(tmp_path / "store")),
+        "bigram": ("--corpus", str(tmp_path / "corpus.txt")),
+        "oracle": ("--known", str(tmp_path / "run.json")),
+        "layer-skip": ("--exit-layer", "1", "--adaptive", "entropy"),
+        "cascade": ("--draft-model", folder),
+    }
+    assert set(own) < set(choices.CHOICES)
+    capsys.readouterr()
+    rates = {}
+    for name, flags in own.items():
+        code, out, err = run(capsys, *prompt, "--drafter", name, *flags, "--num-speculative-tokens", "2", "--json")
+        assert code == 0, err
+        (completion,) = json.loads(out)["completions"]
+        assert completion["tokens"] == plain, name
+        rates[name] = completion["metrics"]["draft_acceptance_rate"]
+    assert rates["oracle"] == rates["cascade"] == 1.0
+
+
+@pytest.mark.parametrize("name", choices.CHOICES)
+def test_names_build_what_they_say(name):
+    """Without loading anything: the flags that a name uses are those of the table."""
+    choice = choices.CHOICES[name]
+    assert set(choice.flags) <= set(choices.FLAGS)
+    assert all(set(policy.flags) <= set(choices.POLICY_FLAGS) for policy in choices.POLICIES.values())
+
+
+def test_layer_search_goes_on_where_it_was(capsys, folder, tmp_path, monkeypatch):
+    (tmp_path / "prompts.txt").write_text("abcabc\nbcd\n")
+    state = tmp_path / "layers.json"
+    args = ["search_layers.py", "--model", folder, "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "6"]
+    monkeypatch.setattr(sys, "argv", [*args, "--steps", "1", "--width", "2", "--json", str(state)])
+    search = script("search_layers")
+    assert search.main() == 0
+    out = capsys.readouterr().out
+    assert "best: " in out and "drafting with it" in out
+    measured = json.loads(state.read_text())["measured"]
+    whole = next(entry for entry in measured if not entry["left_out"])
+    assert whole["alpha"] == 1.0 and whole["c"] == 1.0 and whole["speedup_at_k1"] == 1.0
+    assert all(entry["c"] < 1 for entry in measured if entry["left_out"])
+
+    def never(*_):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(search, "run_layers", never)
+    assert search.main() == 0 and capsys.readouterr().out.splitlines()[-2] == out.splitlines()[-2]
 
 
 def test_b87_two_tokenizers_are_refused(capsys, folder, other_tokenizer):

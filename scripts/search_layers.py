@@ -1,0 +1,159 @@
+"""Finds which sublayers a model can leave out while drafting for itself (Draft & Verify, Zhang et al. 2024).
+
+    python scripts/search_layers.py --prompts prompts.jsonl --json layers.json
+
+Each set of sublayers is judged by theorem 3.8 at its best K: alpha is measured at every position of the model's own
+greedy texts, c counted from the weights that the draft still reads. First every sublayer alone, then greedily: the
+best of the few that hurt least alone joins the set. --json keeps the state; the same command goes on from there.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax import theory
+from specjax.commandline import Parser
+from specjax.drafters import LayerSkip
+from specjax.prompts import read_prompts
+
+MAX_K = 8
+
+
+def texts(lm: specjax.LM, prompts: list[str], new: int) -> tuple[jax.Array, jax.Array]:
+    """The model's greedy continuations: i32[N, L] tokens, and bool[N, L] where the next token is its own."""
+    out = specjax.generate(lm, prompts, max_new_tokens=new, chat=lm.tokenizer.chat_template is not None)
+    whole = [p + t for p, t in zip(out.prompt_tokens, out.tokens, strict=True)]
+    size = max(map(len, whole))
+    tokens, own = np.zeros((len(whole), size), np.int32), np.zeros((len(whole), size), bool)
+    for row, (text, prompt) in enumerate(zip(whole, out.prompt_tokens, strict=True)):
+        tokens[row, : len(text)] = text
+        own[row, len(prompt) - 1 : len(text) - 1] = True
+    return jnp.asarray(tokens), jnp.asarray(own)
+
+
+@jax.jit
+def run_layers(lm: specjax.LM, tokens: jax.Array, weights: jax.Array) -> jax.Array:
+    """Greedy tokens i32[N, L] of the model with each sublayer's output times weights f32[layers, 2].
+
+    A weight of 0 leaves a sublayer out, and any set of them is one program. Committed tokens' keys and values are
+    those of the thinned model here and the target's own in decoding, so decoding accepts a little more.
+    """
+    layers = {}
+    for name, layer in lm.params["layers"].items():
+        attention, mlp = weights[int(name), 0], weights[int(name), 1]
+        layers[name] = {
+            **layer,
+            "attention": {**layer["attention"], "o": _scaled(layer["attention"]["o"], attention)},
+            "mlp": {**layer["mlp"], "down": _scaled(layer["mlp"]["down"], mlp)},
+        }
+    thin = specjax.LM(lm.config, {**lm.params, "layers": layers})
+    return jnp.argmax(thin(tokens, thin.alloc_cache(*tokens.shape)).logits, axis=-1)
+
+
+def _scaled(linear: dict, factor: jax.Array) -> dict:
+    return {name: value * factor.astype(value.dtype) for name, value in linear.items()}
+
+
+class Search:
+    """What was measured so far: a set of left-out sublayers, as (layer, 0 attention or 1 MLP), to its score."""
+
+    def __init__(self, lm: specjax.LM, tokens: jax.Array, own: jax.Array, path: Path | None):
+        self.lm, self.tokens, self.own, self.path = lm, tokens, own, path
+        self.found: dict[frozenset, dict] = {}
+        if path is not None and path.exists():
+            for entry in json.loads(path.read_text())["measured"]:
+                self.found[frozenset(map(tuple, entry["left_out"]))] = entry
+        c = lm.config
+        attention = c.hidden_size * c.head_dim * (2 * c.num_attention_heads + 2 * c.num_key_value_heads)
+        mlp = 3 * c.hidden_size * c.intermediate_size
+        self.size = (attention, mlp)
+        self.total = c.num_hidden_layers * (attention + mlp) + c.hidden_size * c.vocab_size
+
+    def measure(self, left_out: frozenset) -> dict:
+        if left_out not in self.found:
+            weights = np.ones((self.lm.config.num_hidden_layers, 2), np.float32)
+            for layer, part in left_out:
+                weights[layer, part] = 0.0
+            guess = run_layers(self.lm, self.tokens, jnp.asarray(weights))
+            right = (guess[:, :-1] == self.tokens[:, 1:]) & self.own[:, :-1]
+            alpha = float(right.sum() / self.own.sum())
+            c = 1 - sum(self.size[part] for _, part in left_out) / self.total
+            best = int(theory.best_gamma(alpha, c, MAX_K))
+            self.found[left_out] = {
+                "left_out": sorted(map(list, left_out)),
+                "alpha": alpha,
+                "c": c,
+                "best_k": best,
+                "speedup": float(theory.walltime_factor(alpha, best, c)),
+                "speedup_at_k1": float(theory.walltime_factor(alpha, 1, c)),
+            }
+            if self.path is not None:
+                self.path.write_text(json.dumps({"measured": list(self.found.values())}, indent=1))
+        return self.found[left_out]
+
+
+def names(entry: dict) -> str:
+    return " ".join(f"{'attention' if part == 0 else 'mlp'}.{layer}" for layer, part in entry["left_out"]) or "nothing"
+
+
+def line(entry: dict) -> str:
+    return (
+        f"alpha {entry['alpha']:.3f}  c {entry['c']:.3f}  speedup at K = 1 {entry['speedup_at_k1']:.3f}  "
+        f"best K {entry['best_k']} ({entry['speedup']:.3f})  without {names(entry)}"
+    )
+
+
+def main() -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines or plain text, a prompt a line")
+    parser.add_argument("--count", type=int, default=8, help="prompts, the first of the file")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=6, help="sublayers that the greedy search leaves out at most")
+    parser.add_argument("--width", type=int, default=6, help="candidates a greedy step tries")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--json", type=Path, help="file of the search's state; an existing one is resumed")
+    args = parser.parse_args()
+    try:
+        run(args)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(args) -> None:
+    lm = specjax.load(args.model, dtype=args.dtype)
+    prompts = [text for _, text in read_prompts(args.prompts)][: args.count]
+    search = Search(lm, *texts(lm, prompts, args.max_new_tokens), args.json)
+    everything = [(layer, part) for layer in range(lm.config.num_hidden_layers) for part in (0, 1)]
+    alone = []
+    for number, sublayer in enumerate(everything, 1):
+        alone.append((search.measure(frozenset([sublayer])), sublayer))
+        print(f"[{number}/{len(everything)}] {line(alone[-1][0])}", flush=True)
+    alone.sort(key=lambda pair: -pair[0]["speedup_at_k1"])
+    best, chosen = search.measure(frozenset()), frozenset()
+    for step in range(args.steps):
+        rest = [s for _, s in alone if s not in chosen][: args.width]
+        tried = [(search.measure(chosen | {s}), chosen | {s}) for s in rest]
+        entry, chosen = max(tried, key=lambda pair: pair[0]["speedup_at_k1"])
+        print(f"greedy {step + 1}: {line(entry)}", flush=True)
+        best = max(best, entry, key=lambda e: e["speedup_at_k1"])
+    skip = LayerSkip(
+        skip_attention=tuple(layer for layer, part in best["left_out"] if part == 0),
+        skip_mlp=tuple(layer for layer, part in best["left_out"] if part == 1),
+    )
+    verdict = "pays" if best["speedup"] > 1 else "does not pay: alpha never exceeds c (corollary 3.9)"
+    print(f"best: {line(best)}\n{skip}: drafting with it {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
