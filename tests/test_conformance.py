@@ -49,13 +49,14 @@ DRAFTERS = {
 }
 TARGETS = {"early exit": DEEP, "sublayers": DEEP}
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
+MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()
-# By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law
-# and path independence of nearly all drafters; the rest is slow.
-SIMILAR = {"sublayers", "unigram", "sink and window", "cascade of three models", "twin, heuristic", "twin, cost model"}
+# By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of
+# the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow).
 CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")}
 CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled")}
-LAWS = CORE | {(d, "rejection") for d in DRAFTERS if d not in SIMILAR} | {("twin, confidence", "block")}
+OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
+LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
 
 
 def pairs(default):
@@ -128,12 +129,12 @@ def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
     testing.check_accepts_all(trial(SELF, verifier))
 
 
-@pytest.mark.parametrize("drafter", slow_unless(set(DRAFTERS) - SIMILAR, [d for d in DRAFTERS if d not in HISTORY]))
+@pytest.mark.parametrize("drafter", slow_unless({"noisy twin", "cascade", "early exit"}, MEMORYLESS))
 def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", *OWN_ARGUMENT}, DRAFTERS))
 def test_proposals_are_well_formed(drafter):
     testing.check_proposal(trial(drafter, "rejection"))
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import specjax
 from specjax import decode, random, sampling, verify
-from specjax.drafters import DraftModel
+from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip
 from specjax.models import cache as kv
 from specjax.verify import Block, Coupled, Rejection, block, chain, multi
 
@@ -26,6 +26,7 @@ LAW = "tests/test_conformance.py::test_joint_law[noisy twin-rejection]"
 ROWS = "tests/test_conformance.py::test_b59_b60_row_depends_on_neither_slot_nor_neighbours[noisy twin-rejection]"
 STOPS = "tests/test_conformance.py::test_b35_b36_greedy_is_plain_at_every_stop_and_limit[noisy twin-rejection]"
 SELF = "tests/test_conformance.py::test_b04_b10_self_draft_is_accepted_whole_under_every_setting[rejection]"
+LAW_OF = "tests/test_conformance.py::test_joint_law[{}-rejection]".format
 PATH = "tests/test_conformance.py::test_path_independence[noisy twin]"
 WELL_FORMED = "tests/test_conformance.py::test_proposals_are_well_formed[noisy twin]"
 TABLE_LAW = "tests/test_verify.py::test_joint_law_over_rounds[drawn-rejection]"
@@ -260,12 +261,58 @@ def draft_cache_rolled_back_to_the_wrong_slot():
     def make(commit):
         def faulty(self, *arguments):
             state = commit(self, *arguments)
-            moved = state.cache._replace(keys=tuple(jnp.roll(x, 1, axis=2) for x in state.cache.keys))
-            return state._replace(cache=moved)
+            cache = state.drafter.cache
+            moved = cache._replace(keys=tuple(jnp.roll(x, 1, axis=2) for x in cache.keys))
+            return state._replace(drafter=state.drafter._replace(cache=moved))
 
         return faulty
 
     wrap(DraftModel, "commit", make)
+
+
+# ---- other drafters ----
+
+
+def change_draft(drafter, change):
+    """``change(self, draft)`` after every proposal."""
+    def make(propose):
+        def faulty(self, *arguments):
+            draft, state = propose(self, *arguments)
+            return change(self, draft), state
+
+        return faulty
+
+    wrap(drafter, "propose", make)
+
+
+@fault(LAW_OF("twin, confidence"))
+def unsure_token_is_not_judged():
+    """Whether a token is judged then depends on which token it is."""
+    change_draft(Adaptive, lambda self, draft: draft._replace(valid=draft.valid & self.policy.goes_on(draft)))
+
+
+@fault(LAW_OF("jacobi"))
+def guess_judged_by_a_flat_q():
+    change_draft(Jacobi, lambda self, draft: draft._replace(probs=0 * draft.probs + 1 / draft.probs.shape[-1]))
+
+
+@fault(LAW_OF("cascade"))
+def cascade_reports_q_of_the_token_before():
+    change_draft(Cascade, lambda self, draft: draft._replace(probs=jnp.roll(draft.probs, 1, axis=1)))
+
+
+@fault(LAW_OF("early exit"))
+def draft_writes_over_a_committed_entry():
+    def make(propose):
+        def faulty(self, target, state, *rest):
+            draft, after = propose(self, target, state, *rest)
+            rows = jnp.arange(state.lengths.shape[0])
+            keys = tuple(k.at[rows, :, state.lengths - 2].set(0.0) for k in after.cache.keys)
+            return draft, after._replace(cache=after.cache._replace(keys=keys))
+
+        return faulty
+
+    wrap(LayerSkip, "propose", make)
 
 
 if os.environ.get("SPECJAX_FAULT"):
