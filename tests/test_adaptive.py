@@ -73,7 +73,14 @@ def test_cost_model_gives_up_and_tries_again():
     assert chosen[0] > 0 and 0 in chosen and any(b > 0 for a, b in zip(chosen, chosen[1:], strict=False) if a == 0)
 
 
-@pytest.mark.parametrize("policy", [Heuristic(start=1), EntropyGuided(), CostModel(c=0.3)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Heuristic(start=1),
+        pytest.param(EntropyGuided(), marks=pytest.mark.slow),
+        pytest.param(CostModel(c=0.3), marks=pytest.mark.slow),
+    ],
+)
 def test_b106_the_same_request_twice_has_the_same_record(policy):
     drafter = Adaptive(TWIN, policy)
     options = dict(drafter=drafter, num_speculative_tokens=4, temperature=1.0, max_new_tokens=30)

@@ -114,14 +114,15 @@ def test_layers_that_are_not_there_are_refused(wrong, says):
         specjax.generate(DEEP, ROWS, drafter=LayerSkip(**wrong))
 
 
-def test_a_cascade_proposes_what_its_draft_model_would():
+@pytest.mark.parametrize("verifier", [pytest.param("rejection", marks=pytest.mark.slow), "coupled"])
+@pytest.mark.parametrize("inner", ["lookup", pytest.param("model", marks=pytest.mark.slow)])
+def test_a_cascade_proposes_what_its_draft_model_would(inner, verifier):
     twin = noisy_twin(DEEP, 0.2)
-    options = dict(num_speculative_tokens=4, max_new_tokens=40, temperature=0.9, top_k=5, seed=3)
-    for verifier in ("rejection", "coupled"):
-        want = specjax.generate(DEEP, ROWS, drafter=DraftModel(twin), verifier=verifier, **options)
-        for inner in (PromptLookup(prompt_lookup_min=1), DraftModel(noisy_twin(twin, 0.2))):
-            got = specjax.generate(DEEP, ROWS, drafter=Cascade(inner, twin, 2), verifier=verifier, **options)
-            assert got.tokens == want.tokens and got.metrics == want.metrics
+    inner = PromptLookup(prompt_lookup_min=1) if inner == "lookup" else DraftModel(noisy_twin(twin, 0.2))
+    options = dict(num_speculative_tokens=4, max_new_tokens=40, temperature=0.9, top_k=5, seed=3, verifier=verifier)
+    want = specjax.generate(DEEP, ROWS, drafter=DraftModel(twin), **options)
+    got = specjax.generate(DEEP, ROWS, drafter=Cascade(inner, twin, 2), **options)
+    assert got.tokens == want.tokens and got.metrics == want.metrics
 
 
 def test_a_cascade_refuses_models_of_two_vocabularies():
