@@ -90,6 +90,7 @@ def test_b106_the_same_request_twice_has_the_same_record(policy):
     assert drafter == Adaptive(TWIN, policy)
 
 
+@pytest.mark.slow
 def test_rows_choose_for_themselves():
     prompts = [[1, 2], [3, 4]]
     plain = specjax.generate(LM, prompts, max_new_tokens=40)
@@ -101,6 +102,7 @@ def test_rows_choose_for_themselves():
     assert max(out.metrics[0].per_step_drafted) == 8 and max(out.metrics[1].per_step_drafted) <= 2
 
 
+@pytest.mark.slow
 def test_entropy_is_recorded_each_round():
     events = specjax.stream(LM, [[1, 2]], drafter=Adaptive(TWIN, EntropyGuided()), num_speculative_tokens=4,
                             temperature=1.0, max_new_tokens=20)  # fmt: skip

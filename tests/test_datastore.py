@@ -1,6 +1,7 @@
 """Suffix arrays and what retrieval reads from them, against a search by hand."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +41,19 @@ def test_ranges_hold_every_occurrence_and_nothing_else(size):
         assert got == [tuple(query)] * len(occurrences(query))
 
 
-class State:
-    def __init__(self, texts):
-        self.lengths = jnp.array([len(t) for t in texts])
-        self.tokens = jnp.array([t + [0] * (32 - len(t)) for t in texts])
+class State(NamedTuple):
+    tokens: jax.Array
+    lengths: jax.Array
+
+
+PROPOSE = jax.jit(
+    lambda drafter, state, size: drafter.propose(None, state, None, size)[0], static_argnames="size"
+)
 
 
 def propose(drafter, texts, size):
-    draft, _ = drafter.propose(None, State(texts), None, size)
+    tokens, lengths = jnp.array([t + [0] * (32 - len(t)) for t in texts]), jnp.array([len(t) for t in texts])
+    draft = PROPOSE(drafter, State(tokens, lengths), size)
     return [[int(t) for t, v in zip(*row, strict=True) if v] for row in zip(draft.tokens, draft.valid, strict=True)]
 
 

@@ -165,6 +165,7 @@ def test_jacobi_finds_the_loop_of_a_text_that_repeats():
     assert out.metrics[0].per_step_accepted[:4] == [0, 4, 0, 4], "a round that is kept whole leaves nothing to go on"
 
 
+@pytest.mark.slow
 def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
     twin = DraftModel(noisy_twin(DEEP, 0.2))
     plain = specjax.generate(DEEP, ROWS, max_new_tokens=20)
@@ -177,6 +178,7 @@ def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
     assert both.metrics[1] == alone.metrics[1]
 
 
+@pytest.mark.slow
 def test_random_drafts_are_uniform_over_what_the_filters_leave():
     lm = table_lm(np.full((8, 8), 1 / 8))
     out = specjax.generate(

@@ -161,6 +161,7 @@ def test_flags_that_do_not_go_together(capsys, args, says):
     assert err.startswith("error: ") and says in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, folder, tmp_path, monkeypatch):
     prompt = ("--model", folder, "--prompt", "abcabcabc", "--no-stream")
     (tmp_path / "corpus.txt").write_text("abcabcabd abc cba")
