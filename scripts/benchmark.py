@@ -24,6 +24,7 @@ from specjax import parallel, random, sampling, theory
 from specjax.config import PRESETS
 from specjax.datastore import Datastore
 from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
+from specjax.metrics import Totals
 from specjax.models import cache as kv
 from specjax.testing import planted_pair
 from specjax.types import Draft
@@ -103,14 +104,14 @@ def generation(lm: specjax.LM, prompts, **options) -> dict[str, float]:
     runs = [specjax.generate(lm, prompts, **options) for _ in range(3)]
     out = sorted(runs, key=lambda run: run.seconds["decode"])[1]
     rounds = max(m.num_steps for m in out.metrics)
-    drafted = sum(m.num_draft_tokens for m in out.metrics)
+    sums = Totals.of(out.metrics)
     return {
         "seconds": out.seconds["decode"],
         "prefill": out.seconds["prefill"],
         "per_round": out.seconds["decode"] / rounds,
-        "tokens_per_second": sum(m.completion_tokens for m in out.metrics) / out.seconds["decode"],
-        "tokens_per_step": sum(m.completion_tokens for m in out.metrics) / sum(m.num_steps for m in out.metrics),
-        "alpha": sum(m.num_accepted_tokens for m in out.metrics) / drafted if drafted else 0.0,
+        "tokens_per_second": sums.tokens / out.seconds["decode"],
+        "tokens_per_step": sums.tokens_per_step,
+        "alpha": sums.draft_acceptance_rate or 0.0,
         "tokens": out.tokens,
     }
 

@@ -1,12 +1,13 @@
 """Builds a datastore for retrieval from text files: python scripts/build_datastore.py DST FILE [FILE ...]."""
 
+import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
 
 
@@ -18,18 +19,17 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer to use (%(default)s)")
     parser.add_argument("--extend", action="store_true", help="add to the datastore that is there")
     args = parser.parse_args()
-    try:
-        tokenizer = specjax.load(args.model).tokenizer
-        if tokenizer is None:
-            raise ValueError(f"{args.model} has no tokenizer")
-        texts = [tokenizer.encode(path.read_text(encoding="utf-8")) for path in args.files]
-        store = Datastore.load(args.destination).extended(texts) if args.extend else Datastore.build(texts)
-        store.save(args.destination)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+    return refusing(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
+    tokenizer = specjax.load(args.model).tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{args.model} has no tokenizer")
+    texts = [tokenizer.encode(path.read_text(encoding="utf-8")) for path in args.files]
+    store = Datastore.load(args.destination).extended(texts) if args.extend else Datastore.build(texts)
+    store.save(args.destination)
     print(f"{sum(map(len, texts)):,} tokens of {len(texts)} files in {args.destination}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import jax
 
 import specjax
 from specjax import drafters as d
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
-from specjax.prompts import read_prompts
+from specjax.metrics import Totals
+from specjax.prompts import encoded_prompts
 
 
 def candidates(lm: specjax.LM, corpus: list[list[int]], known: list[list[int]]) -> dict[str, tuple]:
@@ -48,16 +49,13 @@ def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     """One prompt at a time, after one that compiles."""
     specjax.warmup(lm, prompts[:1], **options)
     runs = [specjax.generate(lm, [prompt], **options) for prompt in prompts]
-    metrics = [run.metrics[0] for run in runs]
+    sums = Totals.of([run.metrics[0] for run in runs])
     seconds = sum(run.seconds["decode"] for run in runs)
-    drafted, accepted = sum(m.num_draft_tokens for m in metrics), sum(m.num_accepted_tokens for m in metrics)
-    steps, spec = sum(m.num_steps for m in metrics), sum(m.num_spec_steps for m in metrics)
-    tokens = sum(m.completion_tokens for m in metrics)
     return {
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "mean_acceptance_length": 1 + accepted / spec if spec else None,
-        "tokens_per_step": tokens / steps,
-        "tokens_per_second": tokens / seconds,
+        "acceptance_rate": sums.draft_acceptance_rate,
+        "mean_acceptance_length": sums.mean_acceptance_length,
+        "tokens_per_step": sums.tokens_per_step,
+        "tokens_per_second": sums.tokens / seconds,
         "seconds": seconds,
         "tokens": [run.tokens[0] for run in runs],
     }
@@ -77,23 +75,16 @@ def main() -> int:
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    try:
-        run(args)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return refusing(lambda: run(args))
 
 
 def run(args) -> None:
     lm = specjax.load(args.model, dtype=args.dtype)
     by_task: dict[str, list[list[int]]] = {}
     spare: list[list[int]] = []
-    for task, text in read_prompts(args.prompts):
-        ids = lm.tokenizer.apply_chat_template(text)
-        if len(ids) <= args.max_prompt_tokens:
-            chosen = by_task.setdefault(task, [])
-            (chosen if len(chosen) < args.per_task else spare).append(ids)
+    for task, ids in encoded_prompts(lm, args.prompts, args.max_prompt_tokens):
+        chosen = by_task.setdefault(task, [])
+        (chosen if len(chosen) < args.per_task else spare).append(ids)
     spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
     capacity = args.max_prompt_tokens + args.max_new_tokens + 9
     common = dict(max_new_tokens=args.max_new_tokens, temperature=args.temperature, capacity=capacity)

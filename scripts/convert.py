@@ -15,6 +15,7 @@ import jax
 from convert import checkpoint
 from convert.source import open_source
 from specjax import parallel
+from specjax.commandline import refusing
 from specjax.load import locate
 from specjax.models import llama
 from specjax.models.quantized import KINDS
@@ -29,12 +30,7 @@ def main() -> int:
     parser.add_argument("--quantize", choices=list(KINDS), help="keep matrices in eight bits, a scale a channel")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
-    try:
-        convert(args.source, args.destination, args.dtype, args.quantize)
-    except (ValueError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
+    return refusing(lambda: convert(args.source, args.destination, args.dtype, args.quantize))
 
 
 def convert(source: str, destination: Path, dtype: str | None, quantize: str | None) -> None:

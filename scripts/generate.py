@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import specjax
 from specjax import record, timing, trace
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
+from specjax.metrics import Totals
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = (
@@ -113,19 +114,15 @@ def speed(result: specjax.Result) -> float:
 def summary(result: specjax.Result) -> str:
     """The few lines under the text."""
 
-    def ratio(of, by):
-        return f"{of / by:.2f}" if by else "none drafted"
+    def written(rate):
+        return "none drafted" if rate is None else f"{rate:.2f}"
 
-    drafted = sum(m.num_draft_tokens for m in result.metrics)
-    accepted = sum(m.num_accepted_tokens for m in result.metrics)
-    tokens = sum(m.completion_tokens for m in result.metrics)
-    rounds = sum(m.num_steps for m in result.metrics)
-    spec = sum(m.num_spec_steps for m in result.metrics)
+    sums = Totals.of(result.metrics)
     return (
-        f"tokens {tokens} in {rounds} target steps ({ratio(tokens, rounds)} a step); "
+        f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
         f"finished by {', '.join(map(str, result.finish_reasons))}\n"
-        f"drafted {drafted}, accepted {accepted}; acceptance rate {ratio(accepted, drafted)}; "
-        f"mean acceptance length {ratio(spec + accepted, spec)} over {spec} speculative steps\n"
+        f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
+        f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
         f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
     )
 
@@ -216,12 +213,7 @@ def result_seconds(result: specjax.Result) -> str:
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
     args = parse(argv)
-    try:
-        run(args)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return refusing(lambda: run(args))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import specjax
 from specjax import acceptance
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
-from specjax.prompts import read_prompts
+from specjax.prompts import encoded_prompts
 
 
 def parse(argv) -> argparse.Namespace:
@@ -46,12 +46,8 @@ def parse(argv) -> argparse.Namespace:
 def chosen(lm: specjax.LM, args: argparse.Namespace) -> list[tuple[str, list[int]]]:
     """(task, token ids in the chat template), ``per_task`` prompts of each task, shortest first within the list."""
     found: dict[str, list[list[int]]] = {}
-    for task, prompt in read_prompts(args.prompts):
-        (ids,) = specjax.requests.encode_prompts(lm, [prompt], chat=True)
-        if len(ids) <= args.max_prompt_tokens:
-            found.setdefault(task, []).append(ids)
-    if not found:
-        raise ValueError(f"{args.prompts} holds no prompt of at most {args.max_prompt_tokens} tokens")
+    for task, ids in encoded_prompts(lm, args.prompts, args.max_prompt_tokens):
+        found.setdefault(task, []).append(ids)
     spread = []
     for task, prompts in found.items():
         step = max(1, len(prompts) // args.per_task)
@@ -125,12 +121,7 @@ def table(header: list, rows: list) -> str:
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
     args = parse(argv)
-    try:
-        run(args)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return refusing(lambda: run(args))
 
 
 if __name__ == "__main__":

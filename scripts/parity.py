@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax.commandline import refusing
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.prompts import read_prompts
 from specjax.testing.muted import Muted
@@ -110,11 +111,7 @@ def main() -> int:
     parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
     parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
     args = parser.parse_args()
-    try:
-        return run(args)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+    return refusing(lambda: run(args))
 
 
 def run(args: argparse.Namespace) -> int:

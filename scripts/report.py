@@ -3,13 +3,14 @@
 python scripts/generate.py --profile --json run.json && python scripts/report.py run.json
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 from specjax import record, report
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 
 
 def main(argv=None) -> int:
@@ -19,6 +20,10 @@ def main(argv=None) -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (RUN.html)")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each picture there as a PNG")
     args = parser.parse_args(argv)
+    return refusing(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
     output = args.output or args.record.with_suffix(".html")
     try:
         found = record.load(args.record)
@@ -32,12 +37,7 @@ def main(argv=None) -> int:
     except ModuleNotFoundError as problem:
         if problem.name != "matplotlib":
             raise
-        print("error: the pictures need matplotlib: python -m pip install -e '.[plots]'", file=sys.stderr)
-        return 2
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+        raise ValueError("the pictures need matplotlib: python -m pip install -e '.[plots]'") from problem
 
 
 if __name__ == "__main__":

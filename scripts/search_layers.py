@@ -19,7 +19,7 @@ import numpy as np
 
 import specjax
 from specjax import theory
-from specjax.commandline import Parser
+from specjax.commandline import Parser, refusing
 from specjax.drafters import LayerSkip
 from specjax.prompts import read_prompts
 
@@ -122,12 +122,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--json", type=Path, help="file of the search's state; an existing one is resumed")
     args = parser.parse_args()
-    try:
-        run(args)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return refusing(lambda: run(args))
 
 
 def run(args) -> None:

@@ -5,7 +5,7 @@ token. Tokens cut off by a stop or a limit count nowhere.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,3 +148,42 @@ class Metrics:
             if name in values and values[name] != value:
                 raise ValueError(f"{name} is {values[name]!r}, but the steps give {value!r}")
         return metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Counts over several requests, and the rates of :class:`Metrics` that follow from them."""
+
+    tokens: int  # new tokens
+    steps: int  # target calls a row took part in
+    spec_steps: int
+    drafted: int
+    accepted: int
+    judged: int
+
+    @classmethod
+    def of(cls, metrics: Sequence[Metrics]) -> "Totals":
+        return cls(
+            sum(m.completion_tokens for m in metrics),
+            sum(m.num_steps for m in metrics),
+            sum(m.num_spec_steps for m in metrics),
+            sum(m.num_draft_tokens for m in metrics),
+            sum(m.num_accepted_tokens for m in metrics),
+            sum(m.num_judged_tokens for m in metrics),
+        )
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def alpha(self) -> float | None:
+        return self.accepted / self.judged if self.judged else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        return 1 + self.accepted / self.spec_steps if self.spec_steps else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        return self.tokens / self.steps if self.steps else None

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from specjax.models.lm import LM
+from specjax.requests import encode_prompts
+
 # Spec-Bench's multi-turn task is MT-Bench, whose prompts carry its eight categories.
 MT_BENCH = frozenset("writing roleplay reasoning math coding extraction stem humanities".split())
 
@@ -34,3 +37,16 @@ def read_prompts(path: str | Path) -> list[tuple[str, str]]:
     if not found:
         raise ValueError(f"{path} holds no prompt")
     return found
+
+
+def encoded_prompts(lm: LM, path: str | Path, longest: int) -> list[tuple[str, list[int]]]:
+    """(task, token ids in the chat template) of each prompt of a file that has at most ``longest`` tokens.
+
+    Raises:
+      OSError, ValueError: as :func:`read_prompts`, or if none is short enough or the model has no tokenizer.
+    """
+    found = [(task, encode_prompts(lm, [prompt], chat=True)[0]) for task, prompt in read_prompts(path)]
+    short = [(task, ids) for task, ids in found if len(ids) <= longest]
+    if not short:
+        raise ValueError(f"{path} holds no prompt of at most {longest} tokens")
+    return short

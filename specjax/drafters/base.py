@@ -7,7 +7,11 @@ from specjax.types import DecodeState, Outcome
 
 
 class Stateless:
-    """``check``, ``init`` and ``commit`` of a drafter that reads everything it needs from the committed tokens."""
+    """What is left of the protocol for a drafter that reads everything it needs from the committed text: all but
+    ``propose``."""
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (num_speculative_tokens + 1,)
 
     def check(self, target: LM) -> None:
         del target
@@ -19,6 +23,13 @@ class Stateless:
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         del target, outcome
         return state
+
+
+class OftenSilent(Stateless):
+    """One whose rounds without a draft cost a plain step."""
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return tuple(sorted({1, num_speculative_tokens + 1}))
 
 
 def static(cls):

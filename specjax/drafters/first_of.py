@@ -8,6 +8,7 @@ from jax import lax
 
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.verify.chain import draft_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,5 +68,4 @@ def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
     tokens, valid = jnp.where(where, a.tokens, b.tokens), jnp.where(where, a.valid, b.valid)
     if a.probs is None and b.probs is None:
         return Draft(tokens, valid, None)
-    ours, theirs = (jax.nn.one_hot(d.tokens, vocab) if d.probs is None else d.probs for d in (a, b))
-    return Draft(tokens, valid, jnp.where(where[..., None], ours, theirs))
+    return Draft(tokens, valid, jnp.where(where[..., None], draft_probs(a, vocab), draft_probs(b, vocab)))

@@ -55,9 +55,6 @@ class LayerSkip(Stateless):
         layers = range(config.num_hidden_layers)
         return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
-
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.base import Stateless
+from specjax.drafters.base import OftenSilent
 from specjax.drafters.sampled import draw_chain
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramTable(Stateless):
+class NGramTable(OftenSilent):
     """Draws K tokens from counted next-token frequencies; a token that was never seen to go on ends the chain.
 
     Made by :meth:`count`.
@@ -74,9 +74,6 @@ class NGramTable(Stateless):
         rows, vocab = self.tokens.shape[0], target.config.vocab_size
         if rows not in (1, vocab):
             raise ValueError(f"this bigram table was counted for a vocabulary of {rows}, but the target has {vocab}")
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return tuple(sorted({1, num_speculative_tokens + 1}))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -15,9 +15,6 @@ from specjax.types import DecodeState, Draft
 class NoDraft(Stateless):
     """Plain decoding, as a drafter with nothing to say."""
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
-
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:

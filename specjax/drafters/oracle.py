@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.base import Stateless
+from specjax.drafters.base import OftenSilent
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft
 
 
 @dataclasses.dataclass(frozen=True)
-class Oracle(Stateless):
+class Oracle(OftenSilent):
     """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
 
     tokens: jax.Array  # i32[N, M]
@@ -33,9 +33,6 @@ class Oracle(Stateless):
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text)] = text
         return cls(jnp.asarray(tokens), jnp.asarray(lengths))
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return tuple(sorted({1, num_speculative_tokens + 1}))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

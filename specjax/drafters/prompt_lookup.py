@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.base import Stateless, static
+from specjax.drafters.base import OftenSilent, static
 from specjax.models.lm import LM
 from specjax.ngram import suffix_runs
 from specjax.types import DecodeState, Draft
@@ -13,7 +13,7 @@ from specjax.types import DecodeState, Draft
 
 @static
 @dataclasses.dataclass(frozen=True)
-class PromptLookup(Stateless):
+class PromptLookup(OftenSilent):
     """Copies from the context, on the device; a row without a match proposes nothing.
 
     The longest match of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens wins, the latest one among equals.
@@ -29,9 +29,6 @@ class PromptLookup(Stateless):
             raise ValueError(
                 f"prompt lookup needs integers 1 <= prompt_lookup_min <= prompt_lookup_max, got {low!r} and {high!r}"
             )
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return tuple(sorted({1, num_speculative_tokens + 1}))  # a round without a match is a plain step
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

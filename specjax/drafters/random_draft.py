@@ -16,9 +16,6 @@ from specjax.types import DecodeState, Draft
 class RandomDraft(Stateless):
     """K tokens drawn uniformly from what the request's own filters leave of the vocabulary."""
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
-
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.datastore import Datastore
-from specjax.drafters.base import Stateless
+from specjax.drafters.base import OftenSilent
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft
 
@@ -15,7 +15,7 @@ FANOUT = 16  # places probed at a time: on a GPU a search step is bound by its l
 
 
 @dataclasses.dataclass(frozen=True)
-class Retrieval(Stateless):
+class Retrieval(OftenSilent):
     """Looks the last ``retrieval_max`` down to ``retrieval_min`` tokens up on the device. Made by :meth:`over`.
 
     Of the places that match, up to ``candidates`` evenly spread ones vote on each next token, those alone that agreed
@@ -24,6 +24,7 @@ class Retrieval(Stateless):
 
     tokens: jax.Array  # i32[N]
     order: jax.Array  # i32[N]
+    highest: np.ndarray  # i32[] the largest token id, kept on the host: a request is checked against it
     retrieval_max: int = 8
     retrieval_min: int = 2
     candidates: int = 32
@@ -43,18 +44,16 @@ class Retrieval(Stateless):
                 f"{retrieval_min!r}, {retrieval_max!r} and {candidates!r}"
             )
         tokens, order = jnp.asarray(np.asarray(datastore.tokens)), jnp.asarray(np.asarray(datastore.order))
-        return cls(tokens, order, retrieval_max, retrieval_min, candidates)
+        highest = np.asarray(np.max(datastore.tokens))
+        return cls(tokens, order, highest, retrieval_max, retrieval_min, candidates)
 
     def check(self, target: LM) -> None:
-        highest = int(jnp.max(self.tokens))
-        if highest >= target.config.vocab_size:
+        vocab = target.config.vocab_size
+        if self.highest >= vocab:
             raise ValueError(
-                f"the datastore has token id {highest}, outside the target's vocabulary of {target.config.vocab_size}: "
+                f"the datastore has token id {self.highest}, outside the target's vocabulary of {vocab}: "
                 "it was built with another tokenizer"
             )
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return tuple(sorted({1, num_speculative_tokens + 1}))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -117,5 +116,7 @@ class Retrieval(Stateless):
 
 
 jax.tree_util.register_dataclass(
-    Retrieval, data_fields=["tokens", "order"], meta_fields=["retrieval_max", "retrieval_min", "candidates"]
+    Retrieval,
+    data_fields=["tokens", "order", "highest"],
+    meta_fields=["retrieval_max", "retrieval_min", "candidates"],
 )

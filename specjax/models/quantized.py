@@ -79,7 +79,7 @@ def map_with_path(function: Callable, tree: dict) -> dict:
     def visit(keys, leaf):
         return function(tuple(key.key for key in keys), leaf)
 
-    return jax.tree_util.tree_map_with_path(visit, tree, is_leaf=lambda x: isinstance(x, Quantized))
+    return jax.tree_util.tree_map_with_path(visit, tree, is_leaf=is_quantized)
 
 
 def kind_of(params: dict) -> str | None:

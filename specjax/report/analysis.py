@@ -8,39 +8,15 @@ from itertools import zip_longest
 from typing import Any
 
 from specjax import theory
-from specjax.metrics import Metrics
+from specjax.metrics import Metrics, Totals
 
 
 def all_metrics(record: dict) -> list[Metrics]:
     return [Metrics.from_dict(completion["metrics"]) for completion in record["completions"]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Totals:
-    """Over all prompts."""
-
-    tokens: int  # new tokens
-    steps: int  # target calls a row took part in
-    spec_steps: int
-    drafted: int
-    accepted: int
-    judged: int
-
-    @property
-    def alpha(self) -> float | None:
-        return self.accepted / self.judged if self.judged else None
-
-
 def totals(record: dict) -> Totals:
-    metrics = all_metrics(record)
-    return Totals(
-        sum(m.completion_tokens for m in metrics),
-        sum(m.num_steps for m in metrics),
-        sum(m.num_spec_steps for m in metrics),
-        sum(m.num_draft_tokens for m in metrics),
-        sum(m.num_accepted_tokens for m in metrics),
-        sum(m.num_judged_tokens for m in metrics),
-    )
+    return Totals.of(all_metrics(record))
 
 
 def positions(record: dict) -> list[tuple[int, int]]:

@@ -67,9 +67,9 @@ def tiles(record: dict) -> str:
     tiles = [
         (f"{record['timing']['tokens_per_second']:.1f}", "tokens a second"),
         (f"{speed.measured:.2f}" if speed else "not measured", "times plain decoding"),
-        (f"{found.tokens / found.steps:.2f}" if found.steps else "none", "tokens a target call"),
+        (f"{found.tokens_per_step:.2f}" if found.steps else "none", "tokens a target call"),
         (f"{found.alpha:.2f}" if found.judged else "none drafted", "alpha, acceptance of a judged token"),
-        (f"{1 + found.accepted / found.spec_steps:.2f}" if found.spec_steps else "none", "mean acceptance length"),
+        (f"{found.mean_acceptance_length:.2f}" if found.spec_steps else "none", "mean acceptance length"),
     ]
     return (
         '<dl class="tiles">' + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for value, name in tiles) + "</dl>"

@@ -67,7 +67,7 @@ def thresholds(p: jax.Array, draft: Draft, w: jax.Array) -> jax.Array:
     """
     w = w[:, 1:]  # [B, K]
     inner = w[:, :-1]  # [B, K-1]
-    q = jax.nn.one_hot(draft.tokens, p.shape[-1]) if draft.probs is None else draft.probs
+    q = chain.draft_probs(draft, p.shape[-1])
     r = jnp.sum(jnp.maximum(inner[..., None] * p[:, 1:-1] - q[:, 1:], 0.0), axis=-1)  # [B, K-1]
     h = jnp.where(inner < 1, r / (r + 1 - inner), 1.0)  # p = q leaves 0/0, and every token is kept
     return jnp.concatenate([jnp.where(draft.valid[:, 1:], h, inner), w[:, -1:]], axis=1)

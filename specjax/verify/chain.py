@@ -17,6 +17,11 @@ def draft_token_probs(draft: Draft) -> jax.Array:
     return jnp.ones(draft.tokens.shape) if draft.probs is None else token_probs(draft.probs, draft.tokens)
 
 
+def draft_probs(draft: Draft, vocab: int) -> jax.Array:
+    """q at every drafted position, f32[B, K, V]: one-hot for point masses."""
+    return jax.nn.one_hot(draft.tokens, vocab) if draft.probs is None else draft.probs
+
+
 def draft_entropy(draft: Draft, vocab: int) -> jax.Array:
     """Entropy of each drafted position's q over log V, f32[B, K] from 0 to 1: 0 for point masses."""
     if draft.probs is None:
