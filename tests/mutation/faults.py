@@ -33,11 +33,11 @@ TABLE_LAW = "tests/test_verify.py::test_joint_law_over_rounds[drawn-rejection]"
 B01 = "tests/test_conformance.py::test_b01_a_greedy_draft_is_a_point_mass[0.0]"
 B03 = "tests/test_verify.py::test_b03_the_residual_is_normalised_and_keeps_its_zeros[rejection]"
 B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[rejection]"
-B08 = "tests/test_verify.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
+B08 = "tests/test_multi.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
 B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
 B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
-BLOCK = "tests/test_verify.py::test_block_draws_anew_in_every_round[Block]"
-BLOCK_LAW = "tests/test_verify.py::test_block_commits_with_the_targets_law[3-2]"
+BLOCK = "tests/test_block.py::test_block_draws_anew_in_every_round[Block]"
+BLOCK_LAW = "tests/test_block.py::test_block_commits_with_the_targets_law[3-2]"
 
 
 def fault(*caught_by):
