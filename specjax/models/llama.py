@@ -26,6 +26,7 @@ class Output(NamedTuple):
     logits: jax.Array  # f32[B, T, V]; V = 0 when not asked for
     hidden: jax.Array  # [B, T, H], after the last norm
     cache: KVCache  # T entries written past each row's length; the lengths are as they were
+    taps: dict[int, jax.Array]  # [B, T, H] after so many layers, before any norm; those that were asked for
 
 
 def product(x: jax.Array, weight: jax.Array | Quantized, dtype) -> jax.Array:
@@ -190,6 +191,7 @@ class Llama(nnx.Module):
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
+        taps: tuple[int, ...] = (),
         whole: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
@@ -202,6 +204,7 @@ class Llama(nnx.Module):
           mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
           with_logits: False skips the output head.
           run: for each layer, whether its attention and its MLP take part (static); all do by default.
+          taps: after how many layers to return the hidden states as well (static); 0 is the embedding.
           whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
             states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
@@ -211,15 +214,17 @@ class Llama(nnx.Module):
         mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
         angles = rope.cos_sin(self.config, positions)
         x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
-        keys, values = [], []
+        keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
             x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts, parts)
             keys.append(layer_keys)
             values.append(layer_values)
+            hidden_after.append(x)
         hidden = whole(self.norm(x))
         logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*tokens.shape, 0))
-        return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
+        cache = cache._replace(keys=tuple(keys), values=tuple(values))
+        return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [B, T, H] to float32 logits [B, T, V]."""
