@@ -4,7 +4,6 @@ Unrolled and [out, in] because XLA then reads each weight once, where it lies (d
 Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings, RMS norm with float32 statistics.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from jax import lax
 
 from specjax.config import LlamaConfig
 from specjax.models import cache as kv
-from specjax.models import rope
+from specjax.models import modules, rope
 from specjax.models.cache import KVCache
 from specjax.models.quantized import Quantized, dequantize
 
@@ -82,6 +81,16 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
     return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
 
+def where(
+    cache: KVCache, size: int, positions: jax.Array | None, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Rotary positions i32[B, T] of a block of T, and bool[B, T, S] which slots each token sees; what is not given
+    follows from the rows' lengths: one position a token, and every slot up to its own."""
+    slots = cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32)  # [B, T]
+    seen = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
+    return slots if positions is None else positions, seen
+
+
 class Linear(nnx.Module):
     """y = x W^T + b, with W [*out, in]: a fused product keeps its parts on axes of their own."""
 
@@ -111,14 +120,14 @@ class Attention(nnx.Module):
     """Grouped-query attention over the cache.
 
     ``qkv`` rows are group-major: for each kv head, its query heads, then its key head, then its value head. A shard
-    of the kv heads is then one contiguous slice of the weight.
+    of the kv heads is then one contiguous slice of the weight. ``inp`` is the size of what it reads.
     """
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
+    def __init__(self, config: LlamaConfig, inp: int, *, rngs: nnx.Rngs, dtype):
         c = config
         self.config = c
         width = (c.group_size + 2) * c.head_dim
-        self.qkv = Linear((c.num_key_value_heads, width), c.hidden_size, c.attention_bias, rngs=rngs, dtype=dtype)
+        self.qkv = Linear((c.num_key_value_heads, width), inp, c.attention_bias, rngs=rngs, dtype=dtype)
         inner = c.num_attention_heads * c.head_dim
         self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
 
@@ -153,7 +162,7 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.attention = Attention(config, rngs=rngs, dtype=dtype)
+        self.attention = Attention(config, config.hidden_size, rngs=rngs, dtype=dtype)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
 
@@ -209,9 +218,7 @@ class Llama(nnx.Module):
             states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
         starts = cache.lengths
-        slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
-        positions = slots if positions is None else positions
-        mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
+        positions, mask = where(cache, tokens.shape[1], positions, mask)
         angles = rope.cos_sin(self.config, positions)
         x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
         keys, values, hidden_after = [], [], [x]
@@ -232,20 +239,11 @@ class Llama(nnx.Module):
         return product(hidden, table[...], jnp.float32)
 
 
-@functools.lru_cache(maxsize=64)
 def structure(config: LlamaConfig) -> tuple[nnx.GraphDef, dict]:
     """The module's graph definition and its parameter tree as shapes: nested dicts, list indices as strings."""
-    abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(abstract)
-    return graphdef, _string_keys(nnx.to_pure_dict(state))
+    return modules.structure(Llama, config)
 
 
 def merge(config: LlamaConfig, params: dict) -> Llama:
     """The module over a plain parameter tree; call it inside ``jit``, where building it costs nothing at run time."""
-    layers = {int(i): layer for i, layer in params["layers"].items()}
-    return nnx.merge(structure(config)[0], {**params, "layers": layers})
-
-
-def _string_keys(tree):
-    # JSON and orbax know only string keys, so the stored tree has no others.
-    return {str(k): _string_keys(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+    return modules.merge(Llama, config, params)
