@@ -38,7 +38,8 @@ def parse() -> argparse.Namespace:
     add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
     add("--dialogues", type=int, default=20000, help="to sample (%(default)s)")
     add("--sample-batch", type=int, default=1024, help="dialogues sampled at a time (%(default)s)")
-    add("--text-tokens", type=int, default=384, help="tokens of a dialogue at most (%(default)s)")
+    add("--sample-seconds", type=float, default=float("inf"), help="of sampling at most")
+    add("--text-tokens", type=int, default=383, help="tokens of a dialogue at most (%(default)s)")
     add("--prompts", type=Path, help="JSON lines of questions, asked before any is invented")
     add("--steps", type=int, default=3000)
     add("--batch", type=int, default=32)
@@ -82,7 +83,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
-        prompts=prompts, progress=lambda line: print(line, flush=True),
+        prompts=prompts, seconds=args.sample_seconds, progress=lambda line: print(line, flush=True),
     )  # fmt: skip
     if args.texts is not None:
         made.save(args.texts)
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
     held_out, texts = texts.rows(slice(0, held)), texts.rows(slice(held, None))
     objective = objective_of(args, target, texts)
     recipe = loop.Recipe(args.steps, args.batch, args.learning_rate, seed=args.seed)
-    count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(objective.init, 0)))
+    count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,

@@ -131,8 +131,8 @@ def train(
         out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
             found = judge(objective, target, state.params, *test)
-            figures = {f"held_out_{name}": np.asarray(x).round(4).tolist() for name, x in found.items()}
-            figures |= {f"train_{name}": np.asarray(x).round(4).tolist() for name, x in seen.items()}
+            figures = {f"held_out_{name}": np.asarray(x, np.float64).round(4).tolist() for name, x in found.items()}
+            figures |= {f"train_{name}": np.asarray(x, np.float64).round(4).tolist() for name, x in seen.items()}
             curve.append({"step": step, "seconds": round(time.perf_counter() - began, 1), **figures})
             progress(curve[-1])
             if manager is not None:

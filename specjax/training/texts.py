@@ -5,6 +5,7 @@ steer what is asked for; without them a small model asks for much the same again
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,12 +73,13 @@ class Texts:
 def dialogues(
     lm: LM,
     count: int,
-    size: int = 384,
+    size: int = 383,
     question: int = 96,
     batch: int = 1024,
     seed: int = 0,
     prompts: Sequence[str] = (),
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Texts:
     """Samples ``count`` dialogues of one question and one answer.
@@ -91,30 +93,31 @@ def dialogues(
       seed: of the first; each dialogue has its own.
       prompts: questions to be answered before any is invented.
       temperatures: of the answers, taken in turn; questions are invented at 1.
+      seconds: after which no further batch is begun.
       progress: told of each batch.
 
     Raises:
       ValueError: if the model has no tokenizer or no chat template.
     """
     before, after = _template(lm)
-    parts, made = [], 0
-    while made < count:
+    parts, made, began = [], 0, time.perf_counter()
+    while made < count and (not made or time.perf_counter() - began < seconds):
         rows = range(made, made + batch)
         given = [lm.tokenizer.encode(prompts[i])[:question] for i in rows if i < len(prompts)]  # type: ignore[union-attr]
         openings = [before + lm.tokenizer.encode(OPENINGS[i % len(OPENINGS)]) for i in rows][len(given) :]  # type: ignore[union-attr]
-        options = dict(seed=list(range(seed + made, seed + made + batch)), capacity=size + 1)
+        seeds = list(range(seed + made, seed + made + batch))
         room = len(before) + question
         invented: list[list[int]] = []
         if openings:
             limits = [max(1, room - len(ids)) for ids in openings]
-            said = generate(lm, openings + openings[:1] * len(given), temperature=1.0, **options,
+            said = generate(lm, openings + openings[:1] * len(given), temperature=1.0, seed=seeds,
                             max_new_tokens=limits + [1] * len(given)).tokens  # fmt: skip
             stops = set(lm.config.eos_token_ids)
             invented = [ids + [t for t in new if t not in stops] for ids, new in zip(openings, said, strict=False)]
         asked = [ids + after for ids in [before + ids for ids in given] + invented]
         answers = generate(
             lm, asked, temperature=[temperatures[i % len(temperatures)] for i in rows],
-            max_new_tokens=[max(0, size - len(ids)) for ids in asked], **options,
+            max_new_tokens=[max(0, size - len(ids)) for ids in asked], seed=seeds,
         ).tokens  # fmt: skip
         texts = [ids + new for ids, new in zip(asked, answers, strict=True)]
         starts = [len(before)] * len(texts)
