@@ -15,18 +15,23 @@ import specjax
 from specjax import drafters as d
 from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
+from specjax.drafters.files import load as load_drafter
+from specjax.drafters.files import shipped
 from specjax.metrics import Totals
 from specjax.prompts import encoded_prompts
 
 
-def candidates(lm: specjax.LM, corpus: list[list[int]], known: list[list[int]]) -> dict[str, tuple]:
-    """Name -> (drafter, K). ``known`` is for the oracle alone."""
+def candidates(lm: specjax.LM, corpus: list[list[int]], known: list[list[int]], files: list[str]) -> dict[str, tuple]:
+    """Name -> (drafter, K). ``known`` is for the oracle alone, ``files`` are of trained drafters."""
     vocab, layers = lm.config.vocab_size, lm.config.num_hidden_layers
     lookup = d.PromptLookup()
     retrieval = d.Retrieval.over(Datastore.build(corpus))
     exit_layer = layers * 5 // 6
     skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))  # the best single layer to leave out of the default model
+    trained = {Path(file).stem: load_drafter(file, lm) for file in files}
     return {
+        **{f"{name}, K = {k}": (drafter, k) for name, drafter in trained.items() for k in (2, 3, 4, 6)},
+        **{f"lookup, else {name}": (d.FirstOf(lookup, drafter), 4) for name, drafter in trained.items()},
         "prompt lookup, 3..2": (lookup, 5),
         "prompt lookup, 3..1": (d.PromptLookup(prompt_lookup_min=1), 5),
         "unigram": (d.NGramTable.count(corpus, vocab, 1), 1),
@@ -71,6 +76,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--trained", nargs="+", default=shipped(), help="drafter files or names (%(default)s)")
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -99,7 +105,7 @@ def run(args) -> None:
     rows = {"plain": plain}
     print(f"{'':<32}{'K':>3}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
     print(f"{'':<35}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (drafter, size) in candidates(lm, corpus, known).items():
+    for name, (drafter, size) in candidates(lm, corpus, known, args.trained).items():
         if args.only and not any(name.startswith(start) for start in args.only):
             continue
         found = {

@@ -36,7 +36,7 @@ def advance(
     keys = verifier.draft_keys(state.key, state.lengths)
     draft, state = drafter.propose(target, state, keys, num_speculative_tokens)
     draft = usable(draft, state)
-    out = score(target, state, draft, drafter.widths(num_speculative_tokens))
+    out = score(target, state, draft, drafter.widths(num_speculative_tokens), drafter.taps(target))
     context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens))
     p = sampling.distribution(out.logits, state.sampling, context)  # [B, K+1, V]
     finite = jnp.isfinite(p[..., 0])  # [B, K+1]; a position without a distribution is NaN throughout
@@ -44,7 +44,7 @@ def advance(
     verdict = verifier.verify(p, draft, state.key, state.lengths)
     failed = state.active & ~chain.row_at(finite, verdict.count)
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
-    outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden)
+    outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps)
     return drafter.commit(target, state, outcome), info, p
 
 
@@ -58,7 +58,9 @@ def usable(draft: Draft, state: DecodeState) -> Draft:
     return draft._replace(valid=_prefix(valid))
 
 
-def score(target: LM, state: DecodeState, draft: Draft, widths: tuple[int, ...]) -> Output:
+def score(
+    target: LM, state: DecodeState, draft: Draft, widths: tuple[int, ...], taps: tuple[int, ...]
+) -> Output:
     """The target on [last committed token, draft]: one call, at the narrowest compiled width that holds every draft.
 
     Returns logits f32[B, K+1, V] and hidden states for all K + 1 positions; those past the width run are zeros.
@@ -70,9 +72,11 @@ def score(target: LM, state: DecodeState, draft: Draft, widths: tuple[int, ...])
     cache = kv.with_lengths(state.cache, state.lengths - 1)
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
-        out = target(block[:, :width], cache)
-        padding = ((0, 0), (0, full - width), (0, 0))
-        return out._replace(logits=jnp.pad(out.logits, padding), hidden=jnp.pad(out.hidden, padding))
+        out = target(block[:, :width], cache, taps=taps)
+        logits, hidden, taken = jax.tree.map(
+            lambda x: jnp.pad(x, ((0, 0), (0, full - width), (0, 0))), (out.logits, out.hidden, out.taps)
+        )
+        return Output(logits, hidden, out.cache, taken)
 
     if len(widths) == 1:
         return at_width(full, cache)

@@ -117,11 +117,11 @@ def _first(
     """A draft, the state after it, and what the drafter is told if nothing of it is kept."""
     lengths = state.cache.lengths
     draft, state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
-    out = decode.score(target, state, draft, drafter.widths(size))
+    out = decode.score(target, state, draft, drafter.widths(size), drafter.taps(target))
     state = state._replace(cache=kv.with_lengths(out.cache, lengths))
     drafted = jnp.sum(draft.valid, axis=1, dtype=jnp.int32)
     p = jax.nn.softmax(out.logits)
-    return state, draft, Outcome(jnp.zeros_like(drafted), drafted, p, out.logits, out.hidden)
+    return state, draft, Outcome(jnp.zeros_like(drafted), drafted, p, out.logits, out.hidden, out.taps)
 
 
 @partial(jax.jit, static_argnames=("verifier", "size", "count"), donate_argnames="carry")

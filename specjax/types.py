@@ -72,6 +72,7 @@ class Outcome(NamedTuple):
     p: jax.Array  # f32[B, K+1, V] what the target was sampled from, at every node of the block
     logits: jax.Array  # f32[B, K+1, V] before the transforms
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
+    taps: dict[int, jax.Array]  # [B, K+1, H] its hidden states after as many layers as the drafter's ``taps`` name
 
 
 class RoundInfo(NamedTuple):
@@ -105,6 +106,10 @@ class Drafter(Protocol):
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         """Block widths to compile, rising to K + 1; a round runs the narrowest that holds its longest draft."""
+        ...
+
+    def taps(self, target: LM) -> tuple[int, ...]:
+        """After how many of the target's layers it wants to see the hidden states, in ``Outcome.taps``."""
         ...
 
     def check(self, target: LM) -> None:

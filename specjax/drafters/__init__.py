@@ -2,6 +2,7 @@
 
 from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic
 from specjax.drafters.cascade import Cascade
+from specjax.drafters.eagle import Eagle
 from specjax.drafters.first_of import FirstOf
 from specjax.drafters.jacobi import Jacobi
 from specjax.drafters.layer_skip import LayerSkip
@@ -20,6 +21,7 @@ __all__ = [
     "Confidence",
     "CostModel",
     "DraftModel",
+    "Eagle",
     "EntropyGuided",
     "FirstOf",
     "Heuristic",

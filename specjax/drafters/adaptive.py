@@ -177,6 +177,9 @@ class Adaptive:
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (1, *(size + 1 for size in self.sizes(num_speculative_tokens)))
 
+    def taps(self, target: LM) -> tuple[int, ...]:
+        return self.drafter.taps(target)
+
     def check(self, target: LM) -> None:
         self.drafter.check(target)
 

@@ -1,4 +1,4 @@
-"""What drafters without a state of their own share."""
+"""What drafters share: chains of one width, and no state of their own."""
 
 import jax
 
@@ -6,12 +6,20 @@ from specjax.models.lm import LM
 from specjax.types import DecodeState, Outcome
 
 
-class Stateless:
-    """What is left of the protocol for a drafter that reads everything it needs from the committed text: all but
-    ``propose``."""
+class Chain:
+    """A drafter whose blocks have one width and that looks at none of the target's hidden states."""
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
+
+    def taps(self, target: LM) -> tuple[int, ...]:
+        del target
+        return ()
+
+
+class Stateless(Chain):
+    """What is left of the protocol for a drafter that reads everything it needs from the committed text: all but
+    ``propose``."""
 
     def check(self, target: LM) -> None:
         del target

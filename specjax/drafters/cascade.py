@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import decode, sampling
+from specjax.drafters.base import Chain
 from specjax.drafters.model import check_draft_model
 from specjax.drafters.prefill import catch_up
 from specjax.models import cache as kv
@@ -35,7 +36,7 @@ class GivenNoise(Coupled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cascade:
+class Cascade(Chain):
     """Proposes token for token what ``DraftModel(lm)`` proposes, in fewer calls of ``lm``.
 
     Args:
@@ -54,9 +55,6 @@ class Cascade:
         size = self.num_speculative_tokens
         if isinstance(size, int) and size < 1:
             raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

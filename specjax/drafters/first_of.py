@@ -24,6 +24,9 @@ class FirstOf:
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return tuple(sorted({*self.first.widths(num_speculative_tokens), *self.second.widths(num_speculative_tokens)}))
 
+    def taps(self, target: LM) -> tuple[int, ...]:
+        return tuple(sorted({*self.first.taps(target), *self.second.taps(target)}))
+
     def check(self, target: LM) -> None:
         self.first.check(target)
         self.second.check(target)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import random
-from specjax.drafters.base import static
+from specjax.drafters.base import Chain, static
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Outcome
 
@@ -23,16 +23,14 @@ class Guess(NamedTuple):
 
 @static
 @dataclasses.dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Chain):
     """Drafts K tokens at no cost of its own: verification's answers past the last kept token are the next draft.
 
     Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. A
     guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
     """
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)  # never narrower: the answers at every position are the point
-
+    # The block is never narrower: the answers at every position are the point.
     def check(self, target: LM) -> None:
         del target
 

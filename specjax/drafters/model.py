@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.drafters.base import Chain
 from specjax.drafters.prefill import catch_up
 from specjax.drafters.sampled import draw_chain
 from specjax.models import cache as kv
@@ -21,7 +22,7 @@ class DraftState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Chain):
     """Draws K tokens from the draft model with the request's own sampling transforms (Leviathan et al. 2023).
 
     Args:
@@ -37,9 +38,6 @@ class DraftModel:
     def __post_init__(self):
         if isinstance(self.temperature, float | int) and not 0 <= self.temperature < float("inf"):
             raise ValueError(f"draft temperature must be a finite number >= 0, got {self.temperature!r}")
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

@@ -4,7 +4,6 @@ Unrolled and [out, in] because XLA then reads each weight once, where it lies (d
 Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings, RMS norm with float32 statistics.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from jax import lax
 
 from specjax.config import LlamaConfig
 from specjax.models import cache as kv
-from specjax.models import rope
+from specjax.models import modules, rope
 from specjax.models.cache import KVCache
 from specjax.models.quantized import Quantized, dequantize
 
@@ -26,6 +25,7 @@ class Output(NamedTuple):
     logits: jax.Array  # f32[B, T, V]; V = 0 when not asked for
     hidden: jax.Array  # [B, T, H], after the last norm
     cache: KVCache  # T entries written past each row's length; the lengths are as they were
+    taps: dict[int, jax.Array]  # [B, T, H] after so many layers, before any norm; those that were asked for
 
 
 def product(x: jax.Array, weight: jax.Array | Quantized, dtype) -> jax.Array:
@@ -81,6 +81,16 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
     return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
 
+def where(
+    cache: KVCache, size: int, positions: jax.Array | None, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Rotary positions i32[B, T] of a block of T, and bool[B, T, S] which slots each token sees; what is not given
+    follows from the rows' lengths: one position a token, and every slot up to its own."""
+    slots = cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32)  # [B, T]
+    seen = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
+    return slots if positions is None else positions, seen
+
+
 class Linear(nnx.Module):
     """y = x W^T + b, with W [*out, in]: a fused product keeps its parts on axes of their own."""
 
@@ -110,14 +120,14 @@ class Attention(nnx.Module):
     """Grouped-query attention over the cache.
 
     ``qkv`` rows are group-major: for each kv head, its query heads, then its key head, then its value head. A shard
-    of the kv heads is then one contiguous slice of the weight.
+    of the kv heads is then one contiguous slice of the weight. ``inp`` is the size of what it reads.
     """
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
+    def __init__(self, config: LlamaConfig, inp: int, *, rngs: nnx.Rngs, dtype):
         c = config
         self.config = c
         width = (c.group_size + 2) * c.head_dim
-        self.qkv = Linear((c.num_key_value_heads, width), c.hidden_size, c.attention_bias, rngs=rngs, dtype=dtype)
+        self.qkv = Linear((c.num_key_value_heads, width), inp, c.attention_bias, rngs=rngs, dtype=dtype)
         inner = c.num_attention_heads * c.head_dim
         self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
 
@@ -152,7 +162,7 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.attention = Attention(config, rngs=rngs, dtype=dtype)
+        self.attention = Attention(config, config.hidden_size, rngs=rngs, dtype=dtype)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
 
@@ -190,6 +200,7 @@ class Llama(nnx.Module):
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
+        taps: tuple[int, ...] = (),
         whole: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
@@ -202,24 +213,25 @@ class Llama(nnx.Module):
           mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
           with_logits: False skips the output head.
           run: for each layer, whether its attention and its MLP take part (static); all do by default.
+          taps: after how many layers to return the hidden states as well (static); 0 is the embedding.
           whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
             states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
         starts = cache.lengths
-        slots = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [B, T]
-        positions = slots if positions is None else positions
-        mask = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
+        positions, mask = where(cache, tokens.shape[1], positions, mask)
         angles = rope.cos_sin(self.config, positions)
         x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
-        keys, values = [], []
+        keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
             x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts, parts)
             keys.append(layer_keys)
             values.append(layer_values)
+            hidden_after.append(x)
         hidden = whole(self.norm(x))
         logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*tokens.shape, 0))
-        return Output(logits, hidden, cache._replace(keys=tuple(keys), values=tuple(values)))
+        cache = cache._replace(keys=tuple(keys), values=tuple(values))
+        return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [B, T, H] to float32 logits [B, T, V]."""
@@ -227,20 +239,11 @@ class Llama(nnx.Module):
         return product(hidden, table[...], jnp.float32)
 
 
-@functools.lru_cache(maxsize=64)
 def structure(config: LlamaConfig) -> tuple[nnx.GraphDef, dict]:
     """The module's graph definition and its parameter tree as shapes: nested dicts, list indices as strings."""
-    abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(abstract)
-    return graphdef, _string_keys(nnx.to_pure_dict(state))
+    return modules.structure(Llama, config)
 
 
 def merge(config: LlamaConfig, params: dict) -> Llama:
     """The module over a plain parameter tree; call it inside ``jit``, where building it costs nothing at run time."""
-    layers = {int(i): layer for i, layer in params["layers"].items()}
-    return nnx.merge(structure(config)[0], {**params, "layers": layers})
-
-
-def _string_keys(tree):
-    # JSON and orbax know only string keys, so the stored tree has no others.
-    return {str(k): _string_keys(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+    return modules.merge(Llama, config, params)

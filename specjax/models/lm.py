@@ -46,14 +46,24 @@ class LM:
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
+        taps: tuple[int, ...] = (),
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
         module = llama.merge(self.config, self.params)
         if self.mesh is None:
-            return module(tokens, cache, positions, mask, with_logits, run)
+            return module(tokens, cache, positions, mask, with_logits, run, taps)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         whole = partial(lax.with_sharding_constraint, shardings=everywhere)
-        return module(tokens, cache, positions, mask, with_logits, run, whole)
+        return module(tokens, cache, positions, mask, with_logits, run, taps, whole)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
+        return quantized.dequantize(self.params["embed"][tokens], self.dtype)
+
+    def head_table(self) -> jax.Array:
+        """The output head's rows, [V, H]; the embedding's where they are tied."""
+        table = self.params["embed" if self.config.tie_word_embeddings else "lm_head"]
+        return quantized.dequantize(table, self.dtype)
 
     def quantize(self, kind: str) -> "LM":
         """This model with its matrices in eight bits, made where they are, one at a time; this one stays as it is.

@@ -29,6 +29,9 @@ class Muted:
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
 
+    def taps(self, target: LM) -> tuple[int, ...]:
+        return self.inner.taps(target)
+
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         return self.inner.init(target, batch, capacity, num_speculative_tokens)
 

@@ -1,0 +1,127 @@
+"""Trains a drafter for a model on text that the model itself makes.
+
+    python scripts/train_drafter.py --kind eagle3 --dialogues 60000 --steps 6000 --out eagle.safetensors
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.commandline import Parser, refusing
+from specjax.drafters import files
+from specjax.models.eagle import EagleConfig
+from specjax.prompts import read_prompts
+from specjax.training import loop
+from specjax.training.draft import DraftObjective
+from specjax.training.eagle import EagleObjective
+from specjax.training.losses import LOSSES
+from specjax.training.texts import Texts, dialogues
+
+
+def parse() -> argparse.Namespace:
+    parser = Parser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--kind", choices=("eagle3", "draft"), required=True)
+    add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
+    add("--dtype", choices=("float32", "bfloat16"))
+    add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
+    add("--dialogues", type=int, default=20000, help="to sample (%(default)s)")
+    add("--sample-batch", type=int, default=1024, help="dialogues sampled at a time (%(default)s)")
+    add("--sample-seconds", type=float, default=float("inf"), help="of sampling at most")
+    add("--text-tokens", type=int, default=383, help="tokens of a dialogue at most (%(default)s)")
+    add("--prompts", type=Path, help="JSON lines of questions, asked before any is invented")
+    add("--steps", type=int, default=3000)
+    add("--batch", type=int, default=32)
+    add("--learning-rate", type=float, default=1e-3)
+    add("--loss", choices=LOSSES, default="kl")
+    add("--seed", type=int, default=0)
+    add("--draft-vocab", type=int, default=16384, help="eagle3: tokens that it drafts, the most frequent (%(default)s)")
+    add("--intermediate", type=int, help="eagle3: width of its MLP; the target's by default")
+    add("--unroll", type=int, default=4, help="eagle3: drafted tokens in a row that it is trained for (%(default)s)")
+    add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
+    add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
+    add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
+    add("--seconds", type=float, default=float("inf"), help="of training at most")
+    add("--out", type=Path, help="the drafter's file")
+    add("--json", type=Path, help="the curve and the settings")
+    args = parser.parse_args()
+    if args.out is not None and not args.out.parent.is_dir():
+        parser.error(f"--out {args.out}: there is no folder {args.out.parent}")
+    return args
+
+
+def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
+    c = target.config
+    if args.kind == "draft":
+        layers = tuple(args.layers or (0, c.num_hidden_layers - 1))
+        return DraftObjective.from_layers(target, layers, args.loss)
+    layer = dataclasses.replace(
+        c, num_hidden_layers=1, vocab_size=min(args.draft_vocab, c.vocab_size),
+        intermediate_size=args.intermediate or c.intermediate_size,
+    )  # fmt: skip
+    counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=c.vocab_size)
+    tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: layer.vocab_size]).astype(np.int32))
+    n = c.num_hidden_layers
+    config = EagleConfig(layer, tuple(sorted({min(2, n), n // 2, max(n - 3, 0)})))
+    return EagleObjective(tokens, target.head_table()[tokens], config, args.unroll, args.loss)
+
+
+def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
+    if args.texts is not None and args.texts.is_file():
+        return Texts.load(args.texts)
+    prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
+    made = dialogues(
+        target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
+        prompts=prompts, seconds=args.sample_seconds, progress=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    if args.texts is not None:
+        made.save(args.texts)
+    return made
+
+
+def run(args: argparse.Namespace) -> None:
+    target = specjax.load(args.model, dtype=args.dtype)
+    began = time.perf_counter()
+    texts = texts_of(args, target)
+    print(f"{len(texts.tokens)} texts, {texts.own_tokens} tokens, {time.perf_counter() - began:.0f} s", flush=True)
+    held = min(args.batch, max(1, len(texts.tokens) // 20))
+    held_out, texts = texts.rows(slice(0, held)), texts.rows(slice(held, None))
+    objective = objective_of(args, target, texts)
+    recipe = loop.Recipe(args.steps, args.batch, args.learning_rate, seed=args.seed)
+    count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
+    print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
+    params, curve = loop.train(
+        objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
+        progress=lambda line: print(json.dumps(line), flush=True),
+    )  # fmt: skip
+    about = {
+        "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
+        "texts": {"dialogues": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
+        "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
+    }  # fmt: skip
+    if args.json is not None:
+        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    if args.out is not None:
+        kind = {"eagle3": "eagle3", "draft": "model"}[args.kind]
+        files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
+
+
+def main() -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    args = parse()
+    return refusing(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

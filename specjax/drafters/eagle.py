@@ -1,0 +1,155 @@
+"""EAGLE-3: a trained head drafts from the target's hidden states (Li et al. 2025)."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.drafters.base import Chain
+from specjax.drafters.sampled import draw_chain
+from specjax.models import cache as kv
+from specjax.models import eagle, modules
+from specjax.models.cache import KVCache
+from specjax.models.eagle import EagleConfig
+from specjax.models.lm import LM
+from specjax.types import DecodeState, Draft, Outcome
+from specjax.verify.chain import row_at
+
+
+class EagleState(NamedTuple):
+    """Entry j joins the target's states at token j with token j + 1, so n committed tokens make n - 1 entries."""
+
+    cache: KVCache  # the first n - 2 entries if the row is ready; its lengths say how many there are
+    feature: jax.Array  # [B, H] the target's fused states for the next entry
+    ready: jax.Array  # bool[B] whether ``feature`` is that
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(Chain):
+    """Draws K tokens one after the other, each from the head's own last output.
+
+    Where the row has not been followed (at the prompt, or after a round that only cut it back), the target is asked
+    for its states again, ``prefill_chunk`` tokens at a time.
+
+    Args:
+      config: the head's shape.
+      params: its weights, the tree of ``modules.structure(models.eagle.Eagle, config)``.
+      tokens: i32[D], the target's id of each token that the head can draft.
+      temperature: replaces the request's while drafting.
+      prefill_chunk: tokens fed at a time when the head is behind.
+    """
+
+    config: EagleConfig
+    params: dict
+    tokens: jax.Array
+    temperature: float | None = None
+    prefill_chunk: int = 64
+
+    def taps(self, target: LM) -> tuple[int, ...]:
+        del target
+        return self.config.taps
+
+    def check(self, target: LM) -> None:
+        c, own = target.config, self.config
+        if own.layer.hidden_size != c.hidden_size:
+            raise ValueError(
+                f"this head reads hidden states of size {own.layer.hidden_size}, but the target's are {c.hidden_size}: "
+                "it was trained for another model"
+            )
+        if not all(0 <= after <= c.num_hidden_layers for after in own.taps):
+            raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
+        cache = eagle.alloc_cache(self.config, batch, capacity + num_speculative_tokens, target.dtype)
+        feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
+        return EagleState(cache, feature, jnp.zeros(batch, bool))
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        head = modules.merge(eagle.Eagle, self.config, self.params)
+        own = self._catch_up(target, head, state)
+
+        def next_logits(carry, previous, last, position):
+            feature, cache = carry
+            at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
+            hidden, cache = head(target.embed(last)[:, None], feature[:, None], at)
+            return self._spread(head.head(hidden)[:, 0], target), (hidden[:, 0], cache)
+
+        vocab = target.config.vocab_size
+        draft, (_, cache) = draw_chain(
+            next_logits, (own.feature, own.cache), state, keys, num_speculative_tokens, vocab, self.temperature
+        )
+        own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
+        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
+
+    def _spread(self, logits: jax.Array, target: LM) -> jax.Array:
+        """Logits f32[B, D] over the target's vocabulary, f32[B, V]: what the head can't draft has none."""
+        nothing = jnp.full((logits.shape[0], target.config.vocab_size), -jnp.inf)
+        return nothing.at[:, self.tokens].set(logits)
+
+    def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
+        """Makes every active row of at least two tokens ready."""
+        wanted = state.lengths - 2
+        size = min(self.prefill_chunk, state.cache.capacity - 1)
+
+        def behind(own: EagleState):
+            return jnp.any(_lags(own, state))
+
+        def feed(own: EagleState) -> EagleState:
+            lags = _lags(own, state)
+            # Near the end of the buffers a chunk starts early, over entries that it makes once more.
+            starts = jnp.minimum(own.cache.lengths, state.cache.capacity - 1 - size)
+            index = starts[:, None] + jnp.arange(size + 1)
+            tokens = jnp.take_along_axis(state.tokens, index, axis=1)
+            out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
+            features = head.features(out.taps)
+            _, cache = head(target.embed(tokens[:, 1:]), features, kv.with_lengths(own.cache, starts))
+            done = jnp.minimum(starts + size, wanted)
+            reached = lags & (wanted < starts + size)
+            feature = row_at(features, jnp.clip(wanted - starts, 0, size - 1))
+            return EagleState(
+                kv.with_lengths(cache, jnp.where(lags, done, own.cache.lengths)),
+                jnp.where(reached[:, None], feature, own.feature),
+                own.ready | reached,
+            )
+
+        return lax.while_loop(behind, feed, state.drafter)
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        own: EagleState = state.drafter
+        wanted = state.lengths - 2
+        if outcome is None:  # no states came with it, and the last entry's token may have changed
+            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
+            own = own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
+            return state._replace(drafter=own)
+        head = modules.merge(eagle.Eagle, self.config, self.params)
+        new = head.features({after: outcome.taps[after] for after in self.config.taps})  # [B, K+1, H]
+        features = jnp.concatenate([own.feature[:, None], new], axis=1)  # [B, K+2, H], of the old tokens from n - 2 on
+        # A row of one token has no entry yet, and its first states are those of this round.
+        alone = (state.lengths - outcome.count - 1 == 1).astype(jnp.int32)
+        size = new.shape[1]
+        ready = own.ready | (alone == 1)
+        old = state.lengths - outcome.count - 3 + alone  # entries before the round, of a ready row
+        tokens = jnp.take_along_axis(state.tokens, old[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
+        fed = jnp.take_along_axis(features, (alone[:, None] + jnp.arange(size))[..., None], axis=1)
+        _, cache = head(target.embed(tokens), fed, kv.with_lengths(own.cache, jnp.maximum(old, 0)))
+        moved = state.active & ready
+        own = EagleState(
+            kv.with_lengths(cache, jnp.where(moved, wanted, own.cache.lengths)),
+            jnp.where(moved[:, None], row_at(features, outcome.count + 1), own.feature),
+            moved,
+        )
+        return state._replace(drafter=own)
+
+
+def _lags(own: EagleState, state: DecodeState) -> jax.Array:
+    """Which active rows must be asked about again. -> bool[B]."""
+    return state.active & (state.lengths >= 2) & ~own.ready
+
+
+jax.tree_util.register_dataclass(
+    Eagle, data_fields=["params", "tokens"], meta_fields=["config", "temperature", "prefill_chunk"]
+)

@@ -1,0 +1,129 @@
+"""Trained drafters as single files: safetensors with int8 matrices, and in its header what the drafter is.
+
+What a drafter shares with its target (embedding, output head) is not stored; :func:`load` takes it from the target.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.config import LlamaConfig
+from specjax.drafters.eagle import Eagle
+from specjax.drafters.model import DraftModel
+from specjax.models import eagle, llama, modules
+from specjax.models.eagle import EagleConfig
+from specjax.models.lm import LM
+from specjax.models.quantized import Quantized, dequantize, map_with_path, quantize
+from specjax.types import Drafter
+
+SHARED = ("embed", "lm_head")
+SHIPPED = Path(__file__).parent / "trained"
+
+
+def save(path: str | Path, kind: str, config: Any, params: dict, tokens: Any = None, about: dict | None = None) -> None:
+    """Writes a drafter.
+
+    Args:
+      path: of the file.
+      kind: "eagle3" or "model".
+      config: EagleConfig or LlamaConfig.
+      params: its weights; those in ``SHARED`` are left out.
+      tokens: i32[D], for a head that drafts only some tokens.
+      about: JSON-ready notes on how it was made.
+    """
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, np.ndarray] = {} if tokens is None else {"tokens": np.asarray(tokens, np.int32)}
+
+    def put(path, leaf):
+        name = ".".join(path)
+        if leaf.ndim == 1:
+            arrays[name] = np.asarray(leaf, np.float32)
+            return
+        small = quantize(jnp.asarray(leaf), "int8")
+        arrays[name], arrays[f"{name}.scale"] = np.asarray(small.values), np.asarray(small.scale)
+
+    map_with_path(put, {name: leaf for name, leaf in params.items() if name not in SHARED})
+    head = {"kind": kind, "config": config.to_dict(), "about": about or {}}
+    save_file(arrays, path, {"specjax": json.dumps(head)})
+
+
+def shipped() -> list[str]:
+    """Names of the drafters that come with specjax."""
+    return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
+
+
+def read_about(name_or_path: str | Path) -> dict:
+    """Kind, configuration and notes of a drafter's file. Raises as :func:`load`."""
+    from safetensors import safe_open
+
+    path = _locate(name_or_path)
+    try:
+        with safe_open(path, "np") as file:
+            return json.loads(file.metadata()["specjax"])
+    except Exception as problem:  # safetensors has exceptions of its own
+        raise ValueError(f"{path} is no drafter that specjax wrote: {problem}") from problem
+
+
+def load(name_or_path: str | Path, target: LM) -> Drafter:
+    """A trained drafter for ``target``, in the target's dtype.
+
+    Args:
+      name_or_path: one of :func:`shipped`, or a file that :func:`save` wrote.
+      target: the model it was trained for.
+
+    Raises:
+      FileNotFoundError: no such name or file.
+      ValueError: the file is no drafter, is damaged, or was trained for a model of another shape.
+    """
+    from safetensors.numpy import load_file
+
+    head, path = read_about(name_or_path), _locate(name_or_path)
+    arrays = load_file(path)
+    if head["kind"] == "eagle3":
+        config: Any = EagleConfig.from_dict(head["config"])
+        wanted = modules.structure(eagle.Eagle, config)[1]
+    elif head["kind"] == "model":
+        config = LlamaConfig.from_dict(head["config"])
+        wanted = llama.structure(config)[1]
+    else:
+        raise ValueError(f"{path} holds a drafter of kind {head['kind']!r}; eagle3 and model are known")
+    own = {name: leaf for name, leaf in wanted.items() if name not in SHARED}
+
+    def get(keys, shape):
+        name = ".".join(keys)
+        values = arrays.get(name)
+        if values is None or values.shape != shape.shape:
+            found = "absent" if values is None else values.shape
+            raise ValueError(f"{path}: {name} is {found}, expected {shape.shape}")
+        if len(shape.shape) == 1:
+            return jnp.asarray(values, target.dtype)
+        return dequantize(Quantized(jnp.asarray(values), jnp.asarray(arrays[f"{name}.scale"])), target.dtype)
+
+    if config_of(config).hidden_size != target.config.hidden_size:
+        raise ValueError(
+            f"{path} was trained for a model of hidden size {config_of(config).hidden_size}, but the target's is "
+            f"{target.config.hidden_size}"
+        )
+    params = map_with_path(get, own)
+    if head["kind"] == "model":
+        shared = {name: target.params[name] for name in SHARED if name in target.params}
+        return DraftModel(LM(config, {**shared, **params}, target.tokenizer))
+    tokens = jnp.asarray(arrays["tokens"])
+    return Eagle(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[tokens])}, tokens)
+
+
+def config_of(config: EagleConfig | LlamaConfig) -> LlamaConfig:
+    return config.layer if isinstance(config, EagleConfig) else config
+
+
+def _locate(name_or_path: str | Path) -> Path:
+    known = SHIPPED / f"{name_or_path}.safetensors"
+    path = known if known.is_file() else Path(name_or_path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no drafter {name_or_path!r}: give a file, or one of {', '.join(shipped())}")
+    return path

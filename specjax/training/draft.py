@@ -1,0 +1,78 @@
+"""Distilling a small draft model from the target, with the target's embedding and head as they are."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.config import LlamaConfig
+from specjax.models.lm import LM
+from specjax.models.quantized import dequantize
+from specjax.training.loop import Terms, mean
+from specjax.training.losses import LOSSES
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftObjective:
+    """The loss of a Llama of few layers on whole texts.
+
+    Args:
+      shared: the target's parameters that the draft uses too: "embed", and "lm_head" where it is not tied.
+      first: the weights to begin with: "layers" and "norm".
+      config: the draft's shape.
+      loss: a name of ``specjax.training.losses.LOSSES``.
+    """
+
+    shared: dict
+    first: dict
+    config: LlamaConfig
+    loss: str = "kl"
+
+    @classmethod
+    def from_layers(cls, target: LM, layers: tuple[int, ...], loss: str = "kl") -> "DraftObjective":
+        """A draft of some of the target's layers, trained on from there.
+
+        Raises:
+          ValueError: if the target has no such layer.
+        """
+        count = target.config.num_hidden_layers
+        outside = [i for i in layers if not 0 <= i < count]
+        if outside or not layers:
+            raise ValueError(f"layers must name some of the target's 0 to {count - 1}, got {layers}")
+        shared = {name: target.params[name] for name in ("embed", "lm_head") if name in target.params}
+        chosen = {str(new): target.params["layers"][str(old)] for new, old in enumerate(layers)}
+        first = {"layers": chosen, "norm": target.params["norm"]}
+        config = dataclasses.replace(target.config, num_hidden_layers=len(layers))
+        return cls(shared, jax.tree.map(dequantize, first, is_leaf=_is_leaf), config, loss)
+
+    def init(self, seed: int) -> dict:
+        """Trainable weights, f32."""
+        del seed
+        return jax.tree.map(lambda x: jnp.array(x, jnp.float32), self.first)
+
+    def lm(self, params: dict, dtype: Any) -> LM:
+        """The draft model with these weights."""
+        return LM(self.config, {**self.shared, **jax.tree.map(lambda x: x.astype(dtype), params)})
+
+    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
+        """The mean loss over texts i32[B, T] by weights f32[B, T], and the acceptance on the same text."""
+        batch, size = tokens.shape
+        logits = lax.stop_gradient(target(tokens, target.alloc_cache(batch, size)).logits)[:, :-1]
+        draft = self.lm(params, target.dtype)
+        log_q = jax.nn.log_softmax(draft(tokens, draft.alloc_cache(batch, size)).logits[:, :-1], axis=-1)
+        p, w = jax.nn.softmax(logits, axis=-1), weights[:, 1:]
+        loss = mean(LOSSES[self.loss](p, log_q, tokens[:, 1:]), w)
+        return loss, {
+            "loss": loss,
+            "alpha": mean(jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1), w),
+            "greedy": mean(jnp.argmax(log_q, axis=-1) == jnp.argmax(logits, axis=-1), w),
+        }
+
+
+jax.tree_util.register_dataclass(DraftObjective, data_fields=["shared", "first"], meta_fields=["config", "loss"])
+
+
+def _is_leaf(x: Any) -> bool:
+    return not isinstance(x, dict)

@@ -1,0 +1,136 @@
+"""Training text sampled from the target: it invents a user's turn, then answers it, in its own chat template.
+
+No text from outside is needed (Xu et al. 2024, Magpie): the template up to the user's turn is prompt enough. Openings
+steer what is asked for; without them a small model asks for much the same again and again.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specjax.generation import generate
+from specjax.models.lm import LM
+
+OPENINGS = (
+    "", "", "", "", "", "", "", "",
+    "What is", "What are", "Why", "How", "How do I", "Can you", "Who", "When", "Where", "Which", "Is", "Explain",
+    "Describe", "Write a", "Write a short story about", "Write a poem about", "Write an email to", "Write a blog post",
+    "Write a Python function that", "Write code to", "Give me", "List", "Suggest", "Compare", "Imagine", "Act as",
+    "You are", "Pretend you are", "Rewrite the following sentence", "Correct the grammar", "Extract all",
+    "Summarize the following text:", "Summarize this article in three sentences:\n\n", "Summarize.\n\n",
+    "Translate the following sentence into English: Die", "Translate from German: Der", "Translate into French:",
+    "Solve this math problem:", "A train", "Tom has", "Mary bought", "If x", "Calculate", "There are", "John",
+    "Classify the following", "Answer the question using the text below.\n\nText:", "Read this paragraph:\n\n",
+    "Question:", "Given the following", "I need", "I want to", "My", "I have a", "Let's", "Tell me about",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Token ids of N texts, padded with 0 to T."""
+
+    tokens: np.ndarray  # u16 or i32[N, T]
+    lengths: np.ndarray  # i32[N]
+    starts: np.ndarray  # i32[N] where the target's own words begin
+
+    def save(self, path: str | Path) -> None:
+        np.savez(path, **dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Texts":
+        with np.load(path) as stored:
+            return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls)})
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], starts: Sequence[int], size: int, vocab: int) -> "Texts":
+        """From lists of ids; what goes past ``size`` is dropped."""
+        tokens = np.zeros((len(rows), size), np.uint16 if vocab <= 1 << 16 else np.int32)
+        for target, row in zip(tokens, rows, strict=True):
+            target[: min(len(row), size)] = row[:size]
+        lengths = np.minimum([len(row) for row in rows], size).astype(np.int32)
+        return cls(tokens, lengths, np.asarray(starts, np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Texts"]) -> "Texts":
+        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(cls)))
+
+    def rows(self, which: slice | np.ndarray) -> "Texts":
+        return Texts(self.tokens[which], self.lengths[which], self.starts[which])
+
+    def weights(self) -> np.ndarray:
+        """f32[N, T]: 1 on the target's own words, else 0."""
+        index = np.arange(self.tokens.shape[1])
+        return ((index >= self.starts[:, None]) & (index < self.lengths[:, None])).astype(np.float32)
+
+    @property
+    def own_tokens(self) -> int:
+        return int(np.sum(np.maximum(self.lengths - self.starts, 0)))
+
+
+def dialogues(
+    lm: LM,
+    count: int,
+    size: int = 383,
+    question: int = 96,
+    batch: int = 1024,
+    seed: int = 0,
+    prompts: Sequence[str] = (),
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    seconds: float = float("inf"),
+    progress: Callable[[str], None] = lambda line: None,
+) -> Texts:
+    """Samples ``count`` dialogues of one question and one answer.
+
+    Args:
+      lm: the target; its tokenizer has a chat template.
+      count: how many.
+      size: tokens a dialogue at most, the template's included.
+      question: tokens that an invented question has at most.
+      batch: dialogues sampled at a time.
+      seed: of the first; each dialogue has its own.
+      prompts: questions to be answered before any is invented.
+      temperatures: of the answers, taken in turn; questions are invented at 1.
+      seconds: after which no further batch is begun.
+      progress: told of each batch.
+
+    Raises:
+      ValueError: if the model has no tokenizer or no chat template.
+    """
+    before, after = _template(lm)
+    parts, made, began = [], 0, time.perf_counter()
+    while made < count and (not made or time.perf_counter() - began < seconds):
+        rows = range(made, made + batch)
+        given = [lm.tokenizer.encode(prompts[i])[:question] for i in rows if i < len(prompts)]  # type: ignore[union-attr]
+        openings = [before + lm.tokenizer.encode(OPENINGS[i % len(OPENINGS)]) for i in rows][len(given) :]  # type: ignore[union-attr]
+        seeds = list(range(seed + made, seed + made + batch))
+        room = len(before) + question
+        invented: list[list[int]] = []
+        if openings:
+            limits = [max(1, room - len(ids)) for ids in openings]
+            said = generate(lm, openings + openings[:1] * len(given), temperature=1.0, seed=seeds,
+                            max_new_tokens=limits + [1] * len(given)).tokens  # fmt: skip
+            stops = set(lm.config.eos_token_ids)
+            invented = [ids + [t for t in new if t not in stops] for ids, new in zip(openings, said, strict=False)]
+        asked = [ids + after for ids in [before + ids for ids in given] + invented]
+        answers = generate(
+            lm, asked, temperature=[temperatures[i % len(temperatures)] for i in rows],
+            max_new_tokens=[max(0, size - len(ids)) for ids in asked], seed=seeds,
+        ).tokens  # fmt: skip
+        texts = [ids + new for ids, new in zip(asked, answers, strict=True)]
+        starts = [len(before)] * len(texts)
+        parts.append(Texts.of(texts, starts, size, lm.config.vocab_size))
+        made += batch
+        progress(f"{made} dialogues, {sum(p.own_tokens for p in parts)} tokens")
+    return Texts.joined(parts)
+
+
+def _template(lm: LM) -> tuple[list[int], list[int]]:
+    """The chat template around a user's turn, as token ids."""
+    if lm.tokenizer is None:
+        raise ValueError("training text is sampled in the chat template, but the model has no tokenizer")
+    marks = [lm.tokenizer.apply_chat_template(mark) for mark in ("a", "b")]
+    differ = next(i for i, (a, b) in enumerate(zip(*marks, strict=False)) if a != b)
+    return marks[0][:differ], marks[0][differ + 1 :]

@@ -1,0 +1,112 @@
+"""The EAGLE-3 head: drafting, training as it drafts, and a head whose every draft is right."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import random
+from specjax.drafters import Eagle, FirstOf, PromptLookup, files
+from specjax.generation import prepare
+from specjax.models import eagle, modules
+from specjax.models.eagle import EagleConfig
+from specjax.testing import table_lm, tiny_lm
+from specjax.training.eagle import EagleObjective
+
+TARGET = tiny_lm(2, vocab_size=12, std=0.5)
+CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1, vocab_size=8), (0, 1, 2))
+TOKENS = jnp.array([0, 1, 2, 4, 5, 7, 9, 11])
+
+
+def random_head(seed: int = 0) -> Eagle:
+    return Eagle(CONFIG, modules.init(eagle.Eagle, CONFIG, seed), TOKENS, prefill_chunk=4)
+
+
+def draft_of(drafter: Eagle, prompt: list[int], size: int):
+    job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=size, temperature=1.0))
+    keys = random.fold(job.request.key, random.DRAFT)
+    return jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(job.request), keys, size)[0]
+
+
+def test_training_sees_at_every_step_what_drafting_computes():
+    """On a text that goes on with a draft, the steps of training give that draft's own q."""
+    prompt, size = [3, 1, 8, 2, 2, 6, 10], 4
+    drafter = random_head()
+    draft = draft_of(drafter, prompt, size)
+    objective = EagleObjective(TOKENS, drafter.params["lm_head"], CONFIG, steps=size)
+    text = jnp.array([prompt + draft.tokens[0].tolist()])
+    taps = TARGET(text, TARGET.alloc_cache(*text.shape), taps=CONFIG.taps).taps
+    for step, log_q in enumerate(objective.unrolled(drafter.params, TARGET, text, taps)):
+        q = draft.probs[0, step, TOKENS]
+        np.testing.assert_allclose(jnp.exp(log_q[0, len(prompt) - 2 + step]), q, atol=2e-5)
+
+
+def perfect_pair(vocab: int = 6):
+    """A target that follows x by pi(x) whatever came before, and a head that knows pi (case B84)."""
+    following = np.array([3, 0, 5, 1, 2, 4])
+    target = table_lm(np.eye(vocab)[following] + 1e-9, hidden_size=8, intermediate_size=8)
+    config = EagleConfig(dataclasses.replace(target.config, vocab_size=vocab), (0,))
+    params = jax.tree.map(jnp.zeros_like, modules.init(eagle.Eagle, config, 0))
+    ones = {name: {"weight": jnp.ones(8)} for name in ("embed_norm", "hidden_norm", "mlp_norm", "norm")}
+    # What stands for token x becomes what stands for pi(x): the MLP of a unit vector adds the difference.
+    moves = np.zeros((8, 8), np.float32)
+    moves[following, np.arange(vocab)] += 1
+    moves[np.arange(vocab), np.arange(vocab)] -= 1
+    scale = float((1 / 8 + target.config.rms_norm_eps) ** -0.5)
+    gate = jnp.stack([jnp.eye(8), jnp.eye(8)])
+    grown = float(jax.nn.silu(scale)) * scale
+    mlp = {"gate_up": {"weight": gate}, "down": {"weight": jnp.asarray(moves) / grown}}
+    own = {"fuse": {"weight": jnp.eye(8)}, "mlp": mlp, "lm_head": target.params["lm_head"]}
+    return target, Eagle(config, {**params, **ones, **own}, jnp.arange(vocab))
+
+
+@pytest.mark.parametrize("prompt", [[2], [2, 5, 4, 2, 5]])
+def test_b84_a_perfect_head_is_never_refused(prompt):
+    target, drafter = perfect_pair()
+    options = dict(max_new_tokens=21, num_speculative_tokens=4)
+    plain = specjax.generate(target, [prompt], **options)
+    out = specjax.generate(target, [prompt], drafter=drafter, **options)
+    assert out.tokens == plain.tokens
+    steps = out.metrics[0].per_step_drafted
+    assert out.metrics[0].draft_acceptance_rate == 1.0
+    assert steps == ([0, 4, 4, 4, 4] if len(prompt) == 1 else [4, 4, 4, 4, 0]), "one token has no states to draft from"
+
+
+def test_b84_a_head_for_another_model_is_refused():
+    other = tiny_lm(0, hidden_size=16)
+    with pytest.raises(ValueError, match="hidden states of size 32, but the target's are 16"):
+        specjax.generate(other, [[1, 2]], drafter=random_head())
+    deep = Eagle(dataclasses.replace(CONFIG, taps=(1, 3)), {}, TOKENS)
+    with pytest.raises(ValueError, match=r"after layers \(1, 3\), but the target has 2"):
+        specjax.generate(TARGET, [[1, 2]], drafter=deep)
+
+
+def test_a_head_keeps_up_while_another_drafts():
+    """Rounds that prompt lookup drafted leave the head where it would be had it drafted them itself."""
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [5]]
+    both = FirstOf(PromptLookup(prompt_lookup_min=1), random_head())
+    options = dict(max_new_tokens=24, num_speculative_tokens=3)
+    plain = specjax.generate(TARGET, prompts, **options)
+    assert specjax.generate(TARGET, prompts, drafter=both, **options).tokens == plain.tokens
+
+
+def test_a_file_gives_the_head_back(tmp_path):
+    drafter = random_head()
+    drafter = dataclasses.replace(drafter, params={**drafter.params, "lm_head": TARGET.head_table()[TOKENS]})
+    path = tmp_path / "head.safetensors"
+    files.save(path, "eagle3", CONFIG, drafter.params, TOKENS, {"note": 1})
+    back = files.load(path, TARGET)
+    assert back.config == CONFIG and files.read_about(path)["about"] == {"note": 1}
+    assert np.array_equal(back.tokens, TOKENS)
+    for a, b in zip(jax.tree.leaves(drafter.params), jax.tree.leaves(back.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=np.abs(a).max() / 200)
+    with pytest.raises(ValueError, match="hidden size 32, but the target's is 16"):
+        files.load(path, tiny_lm(0, hidden_size=16))
+    with pytest.raises(FileNotFoundError, match="there is no drafter 'nothing'"):
+        files.load("nothing", TARGET)
+    (tmp_path / "bad").write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is no drafter that specjax wrote"):
+        files.load(tmp_path / "bad", TARGET)
