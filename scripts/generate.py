@@ -66,6 +66,8 @@ def parse(argv) -> argparse.Namespace:
         parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
     if args.stream and (args.json == "-" or args.compare or args.trace):
         parser.error("--stream can't go with --json without FILE, --compare or --trace")
+    if args.memory and args.json == "-":
+        parser.error("--memory prints a line, so it can't go with --json without FILE")
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
     if args.json not in (None, "-") and not Path(args.json).parent.is_dir():

@@ -145,6 +145,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--draft-model", "x"], "--drafter model"),
         (["--compare", "--drafter", "none"], "nothing to compare"),
         (["--stream", "--json"], "--stream"),
+        (["--memory", "--json"], "--memory"),
         (["--compare", "--trace"], "--trace"),
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),
