@@ -10,6 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
+from specjax import theory
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -106,12 +108,11 @@ def expected_length(topology: Topology, acceptance: np.ndarray) -> float:
       acceptance: f[K, M], as at the top; what lies outside is never accepted.
     """
     table = np.asarray(acceptance, np.float64)
-    reached = np.ones(len(topology.parents) + 1)
-    for node, parent in enumerate(topology.parents, 1):
-        level, rank = topology.depths[parent], topology.ranks[node]
-        inside = level < table.shape[0] and rank < table.shape[1]
-        reached[node] = reached[parent] * table[level, rank] if inside else 0.0
-    return float(reached[1:].sum())
+    parents, levels, ranks = np.array(topology.parents), topology.depths[1:] - 1, topology.ranks[1:]
+    inside = (levels < table.shape[0]) & (ranks < table.shape[1])
+    chances = np.zeros(len(parents))
+    chances[inside] = table[levels[inside], ranks[inside]]
+    return float(theory.tree_expected_tokens(chances, (parents - 1).tolist())) - 1
 
 
 def sequoia(acceptance: np.ndarray, nodes: int) -> Topology:
