@@ -31,6 +31,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "corpus": dict(metavar="FILE", help="text to count, in UTF-8"),
     "datastore": dict(metavar="FOLDER", help="a datastore that scripts/build_datastore.py wrote"),
     "known": dict(metavar="RUN.json", help="an earlier run's record, whose texts are replayed"),
+    "tree_widths": dict(
+        type=int, nargs="+", default=(3, 2, 1), metavar="CHILDREN", help="tokens drafted after each token, by depth"
+    ),
     "inner_tokens": dict(type=int, default=3, help="tokens that prompt lookup proposes to the draft model at a time"),
 }
 
@@ -67,6 +70,9 @@ LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
     "none": Choice(lambda target, args: d.NoDraft()),
     "model": Choice(lambda target, args: d.DraftModel(_load(args)), ("draft_model",)),
+    "tree-model": Choice(
+        lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
+    ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
     "ngram-model": Choice(
         lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")
@@ -137,7 +143,7 @@ def settle(args: argparse.Namespace) -> None:
                 if "default" not in spec:
                     raise ValueError(f"--{option} {chosen} needs {_flag(name)}")
                 setattr(args, name, spec["default"])
-    if args.adaptive and args.drafter in ("none", "jacobi"):
+    if args.adaptive and args.drafter in ("none", "jacobi", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 
 
