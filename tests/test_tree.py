@@ -42,7 +42,8 @@ def random_draft(seed: int, rows: int = 3, size: int = 9) -> Draft:
     rng = np.random.default_rng(seed)
     parents = rng.integers(0, np.arange(1, size + 1), (rows, size))
     tokens = rng.integers(0, 50, (rows, size))
-    return Draft(jnp.asarray(tokens, jnp.int32), jnp.asarray(rng.random((rows, size)) < 0.8), None, jnp.asarray(parents))
+    valid = jnp.asarray(rng.random((rows, size)) < 0.8)
+    return Draft(jnp.asarray(tokens, jnp.int32), valid, None, jnp.asarray(parents))
 
 
 def ways(draft: Draft, row: int) -> list[list[int]]:

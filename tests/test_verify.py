@@ -463,7 +463,7 @@ def every_sibling(p, q, size, replace):
 
 
 def sibling_by_sibling(p, q_k, drawn):
-    """The chance of accepting each sibling once those before it are refused, f[B, M], and what is aimed at after all."""
+    """The chance of accepting each sibling once those before it are refused, f[B, M], and what is aimed at then."""
     r, mass, h = p, jnp.ones(len(p)), []
     for k in range(drawn.shape[1]):
         r_x, q_x = (np.take_along_axis(np.asarray(x), np.asarray(drawn[:, k, None]), 1)[:, 0] for x in (r, q_k[:, k]))
