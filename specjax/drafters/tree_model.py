@@ -77,6 +77,7 @@ class TreeModel:
         recent = num_speculative_tokens + 1
         fed = jnp.maximum(state.lengths - recent, 0)
         cache = catch_up(self.lm, state.drafter.cache, state, fed, self.prefill_chunk)
+        held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may be behind
         block = jnp.take_along_axis(state.tokens, fed[:, None] + jnp.arange(recent), axis=1)
         out = self.lm(block, kv.with_lengths(cache, fed))
         last = row_at(out.logits, state.lengths - 1 - fed)
@@ -94,8 +95,8 @@ class TreeModel:
         )
         positions = state.lengths[:, None] + np.asarray(topology.depths[1:] - 1)
         fits = positions <= self.lm.config.max_position_embeddings
-        cache = kv.with_lengths(cache, jnp.where(state.active, state.lengths, cache.lengths))
-        return draft._replace(valid=draft.valid & fits), state._replace(drafter=DraftState(cache))
+        own = DraftState(kv.with_lengths(cache, held))
+        return draft._replace(valid=draft.valid & fits), state._replace(drafter=own)
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         # What was fed of the tree lies past the cache's length; what was cut off a row may lie before.
