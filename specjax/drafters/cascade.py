@@ -76,7 +76,7 @@ class Cascade(Chain):
     ) -> tuple[Draft, DecodeState]:
         own = self._request(state, keys, num_speculative_tokens)
         batch, size, headroom = own.lengths.shape[0], num_speculative_tokens, self._block
-        verifier = GivenNoise()
+        verifier, held = GivenNoise(), own.cache.lengths
 
         def body(carry):
             own, q = carry
@@ -93,7 +93,8 @@ class Cascade(Chain):
         drafted = offset < (own.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
         draft = Draft(tokens, drafted & fits & jnp.isfinite(q[..., 0]), q)
-        return draft, state._replace(drafter=CascadeState(own.cache, own.drafter))
+        cache = kv.with_lengths(own.cache, jnp.where(state.active, own.cache.lengths, held))  # idle rows may lag
+        return draft, state._replace(drafter=CascadeState(cache, own.drafter))
 
     @property
     def _block(self) -> int:

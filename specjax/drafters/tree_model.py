@@ -77,7 +77,7 @@ class TreeModel:
         recent = num_speculative_tokens + 1
         fed = jnp.maximum(state.lengths - recent, 0)
         cache = catch_up(self.lm, state.drafter.cache, state, fed, self.prefill_chunk)
-        held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may be behind
+        held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may lag
         block = jnp.take_along_axis(state.tokens, fed[:, None] + jnp.arange(recent), axis=1)
         out = self.lm(block, kv.with_lengths(cache, fed))
         last = row_at(out.logits, state.lengths - 1 - fed)
