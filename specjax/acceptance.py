@@ -97,6 +97,8 @@ def measure(
     )
     if isinstance(job.drafter, NoDraft):
         raise ValueError("plain decoding drafts nothing, so it has no alpha; choose another drafter")
+    if job.block > size + 1:
+        raise ValueError(f"alpha is one chain's; {type(job.drafter).__name__} drafts trees, choose a drafter of chains")
     state, steps = job.start(job.request), []
     for _ in range(count):
         running = np.asarray(state.active)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import sampling
+from specjax import sampling, tree
 from specjax.models import cache as kv
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -32,47 +32,59 @@ def round(
 def advance(
     target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
 ) -> tuple[DecodeState, RoundInfo, jax.Array]:
-    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block."""
+    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block.
+
+    From the verdict on a tree is the chain of what was accepted.
+    """
     keys = verifier.draft_keys(state.key, state.lengths)
     draft, state = drafter.propose(target, state, keys, num_speculative_tokens)
-    draft = usable(draft, state)
-    out = score(target, state, draft, drafter.widths(num_speculative_tokens), drafter.taps(target))
-    context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, sampling.chain_path(draft.tokens))
-    p = sampling.distribution(out.logits, state.sampling, context)  # [B, K+1, V]
-    finite = jnp.isfinite(p[..., 0])  # [B, K+1]; a position without a distribution is NaN throughout
-    draft = draft._replace(valid=draft.valid & _prefix(finite[:, :-1]))
+    shape = tree.of(draft)
+    draft = usable(draft, shape, state)
+    out = score(target, state, draft, shape, drafter.widths(num_speculative_tokens), drafter.taps(target))
+    path = shape.path(draft.tokens, num_speculative_tokens)
+    context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, path)
+    p = sampling.distribution(out.logits, state.sampling, context)  # [B, N+1, V]
+    finite = jnp.isfinite(p[..., 0])  # [B, N+1]; a position without a distribution is NaN throughout
+    draft = draft._replace(valid=draft.valid & ~shape.below(~finite))
     verdict = verifier.verify(p, draft, state.key, state.lengths)
-    failed = state.active & ~chain.row_at(finite, verdict.count)
+    draft, p, out = along(shape, verdict, draft, p, out, state, num_speculative_tokens)
+    failed = state.active & ~chain.row_at(jnp.isfinite(p[..., 0]), verdict.count)
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
     outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps)
     return drafter.commit(target, state, outcome), info, p
 
 
-def usable(draft: Draft, state: DecodeState) -> Draft:
-    """Drops what can't be committed: past the row's limit, past the draft's own stop token, in idle rows."""
-    offset = jnp.arange(draft.tokens.shape[1])
+def usable(draft: Draft, shape: tree.Chain | tree.Tree, state: DecodeState) -> Draft:
+    """Drops what can't be committed: past the row's limit, past a drafted stop token, in idle rows, and all below."""
     room = (state.limit - state.lengths - 1)[:, None]  # one token of every round is the target's own
     stops = is_stop(draft.tokens, state.stop_ids)
-    after_stop = jnp.cumsum(stops, axis=1) - stops > 0
-    valid = draft.valid & state.active[:, None] & (offset < room) & ~after_stop
-    return draft._replace(valid=_prefix(valid))
+    valid = draft.valid & state.active[:, None] & (shape.depth[:, 1:] <= room)
+    above = ((0, 0), (1, 0))  # the root is neither
+    return draft._replace(valid=valid & ~shape.below(jnp.pad(stops | ~valid, above)))
 
 
 def score(
-    target: LM, state: DecodeState, draft: Draft, widths: tuple[int, ...], taps: tuple[int, ...]
+    target: LM,
+    state: DecodeState,
+    draft: Draft,
+    shape: tree.Chain | tree.Tree,
+    widths: tuple[int, ...],
+    taps: tuple[int, ...],
 ) -> Output:
     """The target on [last committed token, draft]: one call, at the narrowest compiled width that holds every draft.
 
-    Returns logits f32[B, K+1, V] and hidden states for all K + 1 positions; those past the width run are zeros.
+    Returns logits f32[B, N+1, V] and hidden states for all N + 1 positions; those past the width run are zeros.
     """
     full = draft.tokens.shape[1] + 1
     rows = jnp.arange(state.lengths.shape[0])
     last = state.tokens[rows, state.lengths - 1]
-    block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, K+1]
+    block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]
     cache = kv.with_lengths(state.cache, state.lengths - 1)
+    attention = shape.attention(cache.lengths, cache.capacity)
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
-        out = target(block[:, :width], cache, taps=taps)
+        positions, mask = jax.tree.map(lambda x: x[:, :width], attention)
+        out = target(block[:, :width], cache, positions, mask, taps=taps)
         logits, hidden, taken = jax.tree.map(
             lambda x: jnp.pad(x, ((0, 0), (0, full - width), (0, 0))), (out.logits, out.hidden, out.taps)
         )
@@ -80,9 +92,39 @@ def score(
 
     if len(widths) == 1:
         return at_width(full, cache)
-    needed = 1 + jnp.max(jnp.sum(draft.valid, axis=1))
+    needed = 1 + jnp.max(draft.valid * jnp.arange(1, full))  # the last node that counts
     branch = jnp.sum(needed > jnp.array(widths[:-1]))
     return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
+
+
+def along(
+    shape: tree.Chain | tree.Tree,
+    verdict: Verdict,
+    draft: Draft,
+    p: jax.Array,
+    out: Output,
+    state: DecodeState,
+    num_speculative_tokens: int,
+) -> tuple[Draft, jax.Array, Output]:
+    """A tree's round as that of the chain that was accepted: a draft of K tokens, and all else at its K + 1 positions.
+
+    The target's cache then holds the accepted tokens' entries in order. A chain stays as it is.
+    """
+    if isinstance(shape, tree.Chain):
+        return draft, p, out
+    assert verdict.node is not None
+    nodes, reached = shape.line(verdict.node, draft.valid, num_speculative_tokens)  # [B, K]
+    cache = kv.move(out.cache, state.lengths[:, None] - 1 + nodes, state.lengths)
+    drafted = jnp.maximum(nodes - 1, 0)
+    chosen = Draft(take(draft.tokens, drafted), reached, None if draft.probs is None else take(draft.probs, drafted))
+    at = jnp.pad(nodes, ((0, 0), (1, 0)))  # [B, K+1]
+    logits, hidden, taps = jax.tree.map(lambda x: take(x, at), (out.logits, out.hidden, out.taps))
+    return chosen, take(p, at), Output(logits, hidden, cache, taps)
+
+
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[b, index[b, t]] of x[B, N, ...], i32[B, T]. -> [B, T, ...]."""
+    return jax.vmap(lambda row, at: row[at])(x, index)
 
 
 def commit(
@@ -138,11 +180,6 @@ def commit(
 def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:
     """Which of tokens i32[B, T] end their row, by stop_ids i32[B, E]. -> bool[B, T]."""
     return jnp.any(tokens[:, :, None] == stop_ids[:, None, :], axis=-1)
-
-
-def _prefix(flags: jax.Array) -> jax.Array:
-    """bool[B, K] up to the first False of each row."""
-    return jnp.cumprod(flags, axis=1, dtype=jnp.int32).astype(bool)
 
 
 def _append(buffer: jax.Array, block: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -67,6 +67,11 @@ class Job:
     chunk: int
     options: Options
 
+    @property
+    def block(self) -> int:
+        """Tokens of the widest block that is verified: K + 1, or more for trees."""
+        return self.drafter.widths(self.num_speculative_tokens)[-1]
+
     def start(self, request: Request) -> DecodeState:
         size, logprobs = self.num_speculative_tokens, self.options.logprobs
         return decode.start_jit(self.lm, self.drafter, request, size, chunk=self.chunk, logprobs=logprobs)
@@ -96,7 +101,14 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     size = min(int(size), lm.config.max_position_embeddings)
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0
-    request, chunk = requests.build(lm, ids, options, headroom=size + 1)
+    width = drafter.widths(size)[-1]
+    if width > size + 1 and not verifier.trees:
+        able = ", ".join(repr(name) for name, known in VERIFIERS.items() if known.trees)
+        raise ValueError(
+            f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({width - 1} tokens, {size} deep); "
+            f"choose one of {able}, or a drafter of chains"
+        )
+    request, chunk = requests.build(lm, ids, options, headroom=width)
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
 
 

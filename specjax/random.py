@@ -27,6 +27,11 @@ def at(keys: jax.Array, positions: jax.Array) -> jax.Array:
     return jax.vmap(lambda key, row: jax.vmap(lambda position: jax.random.fold_in(key, position))(row))(keys, positions)
 
 
+def siblings(keys: jax.Array, ranks: jax.Array) -> jax.Array:
+    """key[B, T] with ranks i32[B, T] folded in, except that the first sibling, of rank 0, has the key itself."""
+    return jnp.where(ranks > 0, jax.vmap(jax.vmap(jax.random.fold_in))(keys, ranks), keys)
+
+
 def uniform(keys: jax.Array) -> jax.Array:
     """One f32 in [0, 1) for each key[B, T]."""
     return jax.vmap(jax.vmap(jax.random.uniform))(keys)

@@ -98,7 +98,7 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
       lm: the target.
       prompts: token ids, from :func:`encode_prompts`.
       options: the caller's.
-      headroom: tokens past the limit that a round may write, K + 1.
+      headroom: tokens past the limit that a round may write: those of its widest block.
 
     Raises:
       ValueError: naming the option, the value got and the values expected.
@@ -113,8 +113,8 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     else:
         if not is_int(options.capacity) or options.capacity < needed:
             raise ValueError(
-                f"capacity must be an integer of at least prompt + max_new_tokens + num_speculative_tokens + 1 = "
-                f"{needed}, got {options.capacity!r}"
+                f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
+                f"of drafted tokens and one more; got {options.capacity!r}"
             )
         needed, chunk = int(options.capacity), prefill_chunk(int(options.capacity))
     capacity = bucket(needed, chunk)

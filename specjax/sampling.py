@@ -51,11 +51,21 @@ def chain_path(drafted: jax.Array) -> jax.Array:
 
 def distribution(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
     """The probabilities that are sampled from, f32[B, T, V]; a position with no finite logit left is NaN throughout."""
+    return normalised(transformed(logits, sampling, context))
+
+
+def transformed(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
+    """Logits [B, T, V] after the whole chain, in float32."""
     logits = logits.astype(jnp.float32)
     for name, transform in CHAIN.items():
         value = getattr(sampling, name)
         if value is not None:
             logits = transform(logits, value, context)
+    return logits
+
+
+def normalised(logits: jax.Array) -> jax.Array:
+    """The softmax f32[B, T, V]; NaN throughout where no logit is finite."""
     best = jnp.max(logits, axis=-1, keepdims=True)
     return jnp.where(jnp.isfinite(best), jax.nn.softmax(logits, axis=-1), jnp.nan)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import decode
+from specjax import decode, tree
 from specjax.drafters import NoDraft
 from specjax.drafters.base import Stateless
 from specjax.generation import Job, prepare
@@ -19,7 +19,7 @@ from specjax.models import cache as kv
 from specjax.models.lm import LM
 from specjax.requests import Options
 from specjax.sampling import NO_TOKEN
-from specjax.types import DecodeState, Draft, Drafter, Outcome, Verifier
+from specjax.types import DecodeState, Draft, Drafter, Outcome, Verdict, Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **o
     draft_seconds, (state, draft) = _seconds(drafts, (state, draft), count, repeats)
     state, verify = state._replace(drafter=()), {}
     for width in job.drafter.widths(size):
-        valid = jnp.broadcast_to(jnp.arange(size) < width - 1, draft.valid.shape)
+        valid = jnp.broadcast_to(jnp.arange(draft.valid.shape[1]) < width - 1, draft.valid.shape)
         given = _Given(draft._replace(valid=valid), job.drafter.widths(size))
         verify[str(width)], state = rounds(given, size, state)
     return {"plain_step": plain_step, "draft": draft_seconds, "verify": verify}
@@ -117,11 +117,13 @@ def _first(
     """A draft, the state after it, and what the drafter is told if nothing of it is kept."""
     lengths = state.cache.lengths
     draft, state = drafter.propose(target, state, verifier.draft_keys(state.key, state.lengths), size)
-    out = decode.score(target, state, draft, drafter.widths(size), drafter.taps(target))
+    shape, nothing = tree.of(draft), jnp.zeros_like(lengths)
+    out = decode.score(target, state, draft, shape, drafter.widths(size), drafter.taps(target))
+    refused, p = Verdict(nothing, nothing, nothing), jax.nn.softmax(out.logits)
+    line, p, out = decode.along(shape, refused, draft, p, out, state, size)
     state = state._replace(cache=kv.with_lengths(out.cache, lengths))
-    drafted = jnp.sum(draft.valid, axis=1, dtype=jnp.int32)
-    p = jax.nn.softmax(out.logits)
-    return state, draft, Outcome(jnp.zeros_like(drafted), drafted, p, out.logits, out.hidden, out.taps)
+    drafted = jnp.sum(line.valid, axis=1, dtype=jnp.int32)
+    return state, draft, Outcome(nothing, drafted, p, out.logits, out.hidden, out.taps)
 
 
 @partial(jax.jit, static_argnames=("verifier", "size", "count"), donate_argnames="carry")

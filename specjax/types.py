@@ -1,6 +1,7 @@
 """The shared shapes: what a drafter proposes, what a verifier answers, what a round carries and reports.
 
-B rows, K drafted tokens, V vocabulary, L token capacity. Axis 0 of every leaf is the row.
+B rows, K the most drafted tokens that a round can accept, N drafted tokens in all (K unless a draft is a tree), V
+vocabulary, L token capacity. Axis 0 of every leaf is the row.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -13,11 +14,17 @@ from specjax.sampling import SamplingParams
 
 
 class Draft(NamedTuple):
-    """A chain of K proposed tokens a row."""
+    """The proposed tokens of a row: a chain of K, or a tree of N at most K deep (:mod:`specjax.tree`).
 
-    tokens: jax.Array  # i32[B, K]
-    valid: jax.Array  # bool[B, K]: proposed at all; a False ends the row's chain
-    probs: jax.Array | None  # f32[B, K, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
+    In a tree the last committed token is node 0 and token i is node i + 1. Parents come before their children, and
+    children of one node are judged in the order in which they stand.
+    """
+
+    tokens: jax.Array  # i32[B, N]
+    valid: jax.Array  # bool[B, N]: proposed at all; nothing below a False counts
+    probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from, given its earlier siblings (without
+    # replacement: renormalised); None: point masses (greedy, n-gram)
+    parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
 
 
 class Verdict(NamedTuple):
@@ -25,12 +32,13 @@ class Verdict(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted
     token: jax.Array  # i32[B] the correction, or the bonus after full acceptance
+    node: jax.Array | None = None  # i32[B] of a tree, the last node accepted: it and those above it are the ``count``
 
 
 class Request(NamedTuple):
     """What is asked for, as arrays. All of it is traced: other values of these shapes compile nothing.
 
-    Capacity L leaves room for a whole block past every limit, since slices are clamped silently: limit + K + 1 <= L.
+    Capacity L leaves room for a whole block past every limit, since slices are clamped silently: limit + N + 1 <= L.
     """
 
     key: jax.Array  # key[B]; never advanced
@@ -59,31 +67,32 @@ class DecodeState(NamedTuple):
     drafter: Any  # the drafter's own state
     # The record (specjax.metrics reads it): one entry a round.
     rounds: jax.Array  # i32[B]
-    drafted: jax.Array  # i32[B, L] drafted tokens that were verified in each round
+    drafted: jax.Array  # i32[B, L] drafted tokens that were verified in each round; of a tree, its levels
     accepted: jax.Array  # i32[B, L] of those, accepted and committed
     logprobs: jax.Array | None  # f32[B, L] of each committed token under the raw logits; None unless asked for
 
 
 class Outcome(NamedTuple):
-    """What a drafter learns of a round, beside the new state."""
+    """What a drafter learns of a round, beside the new state. Of a tree: along its accepted path, as of a chain."""
 
     count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted and committed
-    drafted: jax.Array  # i32[B] drafted tokens that were verified
-    p: jax.Array  # f32[B, K+1, V] what the target was sampled from, at every node of the block
+    drafted: jax.Array  # i32[B] drafted tokens that were verified; of a tree, its levels
+    p: jax.Array  # f32[B, K+1, V] what the target was sampled from, at every position of the block
     logits: jax.Array  # f32[B, K+1, V] before the transforms
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
     taps: dict[int, jax.Array]  # [B, K+1, H] its hidden states after as many layers as the drafter's ``taps`` name
 
 
 class RoundInfo(NamedTuple):
-    """One round as an observer sees it."""
+    """One round as an observer sees it. A tree is shown as one token a level: those accepted, then at each level the
+    first drafted below them, or the first of all where there is none (``tree.Tree.line``)."""
 
     starts: jax.Array  # i32[B] length before the round
     tokens: jax.Array  # i32[B, K+1]; the first ``committed`` count
     committed: jax.Array  # i32[B]
     accepted: jax.Array  # i32[B]
     draft: jax.Array  # i32[B, K] tokens as proposed
-    drafted: jax.Array  # i32[B] how many of them were verified
+    drafted: jax.Array  # i32[B] how many of them were verified: the depth of the row's draft
     p: jax.Array  # f32[B, K] the target's probability of each
     q: jax.Array  # f32[B, K] the draft's
     entropy: jax.Array  # f32[B, K] entropy of each drafted position's q over log V, from 0 to 1
@@ -105,7 +114,13 @@ class Drafter(Protocol):
     """
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        """Block widths to compile, rising to K + 1; a round runs the narrowest that holds its longest draft."""
+        """Block widths to compile, rising to N + 1; a round runs the narrowest that holds every row's draft.
+
+        N = K unless the drafts are trees.
+
+        Raises:
+          ValueError: if it can't draft K deep.
+        """
         ...
 
     def taps(self, target: LM) -> tuple[int, ...]:
@@ -123,7 +138,11 @@ class Drafter(Protocol):
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
-        """Up to K tokens after each row's last; one for absolute position n is drawn with ``random.at(keys, n)``."""
+        """Up to K tokens after each row's last; one for absolute position n is drawn with ``random.at(keys, n)``.
+
+        Siblings in a tree may share one draw of noise, as Gumbel-top-k does, or fold their rank in
+        (``random.siblings``). So may nodes of one depth with different parents: only one of these is ever judged.
+        """
         ...
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
@@ -135,6 +154,7 @@ class Verifier(Protocol):
     """Judges a draft against the target's distribution: arrays in, verdict out. A frozen dataclass, static in jit."""
 
     lossless: bool
+    trees: bool  # whether it judges trees
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
         """The key[B] that drafters draw with, from the rows' keys and lengths i32[B]."""
@@ -144,9 +164,9 @@ class Verifier(Protocol):
         """Accepts a prefix of the draft and draws one more token.
 
         Args:
-          p: f32[B, K+1, V] target probabilities; row i is conditioned on the first i drafted tokens.
-          draft: ``valid`` is prefix-closed, and p[:, i] is finite wherever valid[:, i].
+          p: f32[B, N+1, V] target probabilities at each node, conditioned on the drafted tokens up to it.
+          draft: nothing valid stands below anything invalid, and p is finite at the parent of whatever is valid.
           keys: key[B], the rows' own.
-          lengths: i32[B]: drafted token i stands at absolute position lengths + i.
+          lengths: i32[B]: a drafted token of depth d stands at absolute position lengths + d - 1.
         """
         ...

@@ -83,11 +83,11 @@ def greedy_drafts(q, tokens) -> Draft:
 
 @functools.partial(jax.jit, static_argnames="verifier")
 def judge(verifier, p, draft, keys, lengths):
-    return verifier.verify(p, draft, keys, lengths)
+    return verifier.verify(p, draft, keys, lengths)[:2]  # of a chain there is no node
 
 
 def table_round(verifier, size, p, q, tokens=0 * ONES, lengths=ONES, keys=KEYS, greedy=False):
-    """Drafts ``size`` tokens and judges them. -> (draft, Verdict), on the host."""
+    """Drafts ``size`` tokens and judges them. -> (draft, (count, token)), on the host."""
     draft = greedy_drafts(q, tokens) if greedy else drafts(verifier, q, tokens, lengths, keys)
     draft = draft._replace(valid=draft.valid & (np.arange(SIZE) < size))
     rows = p[jnp.concatenate([tokens[:, None], draft.tokens], 1)]

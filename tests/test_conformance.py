@@ -11,8 +11,9 @@ import pytest
 
 from specjax import drafters, testing
 from specjax.datastore import Datastore
-from specjax.drafters import Adaptive, DraftModel, NoDraft, PromptLookup
+from specjax.drafters import Adaptive, DraftModel, NoDraft, PromptLookup, TreeModel
 from specjax.testing import Trial
+from specjax.topology import from_choices
 
 SHAPE = dict(
     vocab_size=4, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -46,7 +47,15 @@ DRAFTERS = {
     "twin, confidence": Adaptive(TWIN, drafters.Confidence(0.45)),
     "twin, entropy": Adaptive(TWIN, drafters.EntropyGuided(gamma_min=0, ema_beta=0.5)),
     "twin, cost model": Adaptive(TWIN, drafters.CostModel(c=0.5)),
+    "tree": TreeModel(TWIN.lm, (2, 2, 1), prefill_chunk=4),
+    "tree, replaced": TreeModel(TWIN.lm, (2, 2, 1), with_replacement=True, prefill_chunk=4),
+    "tree of the best": TreeModel(TWIN.lm, (2, 2, 1), temperature=0.0, prefill_chunk=4),
+    "tree as wide as the vocabulary": TreeModel(TWIN.lm, (4, 1, 2), prefill_chunk=4),
+    "uneven tree": TreeModel(TWIN.lm, from_choices([(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])),
+    "lookup, else tree": drafters.FirstOf(PromptLookup(), TreeModel(TWIN.lm, (2, 1), prefill_chunk=4)),
+    "cascade over a tree": drafters.Cascade(TreeModel(SELF.lm, (2, 1), prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4),
 }
+TREES = [d for d, drafter in DRAFTERS.items() if drafter.widths(3)[-1] > 4]
 TARGETS = {"early exit": DEEP, "sublayers": DEEP}
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
@@ -54,8 +63,8 @@ VERIFIERS = testing.lossless_verifiers()
 # By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of
 # the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow).
 CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")}
-CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled")}
-OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
+CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("tree", "rejection")}
+OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy", "tree, replaced")
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
 
 
@@ -64,6 +73,7 @@ def pairs(default):
         pytest.param(d, v, marks=() if (d, v) in default else pytest.mark.slow, id=f"{d}-{v}")
         for d in DRAFTERS
         for v in VERIFIERS
+        if d not in TREES or testing.checks.VERIFIERS[v].trees
     ]
 
 
@@ -115,7 +125,7 @@ def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
         assert places == set(range(one.num_speculative_tokens + 1)), "stop tokens must fall on every slot of a block"
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin"}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree"}, DRAFTERS))
 def test_coupled_is_plain_token_for_token_under_sampling(drafter):
     testing.check_same_as_plain(trial(drafter, "coupled"), greedy=False)
 
@@ -130,12 +140,12 @@ def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
     testing.check_accepts_all(trial(SELF, verifier))
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"noisy twin", "cascade", "early exit"}, MEMORYLESS))
+@pytest.mark.parametrize("drafter", slow_unless({"noisy twin", "cascade", "early exit", "tree"}, MEMORYLESS))
 def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", *OWN_ARGUMENT}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree", *OWN_ARGUMENT}, DRAFTERS))
 def test_proposals_are_well_formed(drafter):
     testing.check_proposal(trial(drafter, "rejection"))
 
@@ -176,6 +186,13 @@ def test_b07_bonus_follows_the_last_accepted_token(verifier):
     cycle = np.full((4, 4), 0.1 / 3) + (0.9 - 0.1 / 3) * np.roll(np.eye(4), 1, axis=1)
     one = table_trial(cycle, cycle, verifier)
     testing.check_law(one)
+
+
+def test_b07_bonus_follows_the_last_accepted_token_of_a_tree():
+    cycle = np.full((4, 4), 0.1 / 3) + (0.9 - 0.1 / 3) * np.roll(np.eye(4), 1, axis=1)
+    one = table_trial(cycle, cycle)
+    tree = TreeModel(one.drafter.lm, (2, 2, 1), prefill_chunk=4)
+    testing.check_law(dataclasses.replace(one, drafter=tree))
 
 
 def test_b93_acceptance_is_the_sum_of_minima():

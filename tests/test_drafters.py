@@ -18,8 +18,19 @@ from specjax.drafters import (
     PromptLookup,
     RandomDraft,
     SinkWindow,
+    TreeModel,
 )
-from specjax.testing import chi_square, joint_law, noisy_twin, sample_sequences, table_lm, tiny_lm
+from specjax.testing import (
+    Trial,
+    check_path_independence,
+    checks,
+    chi_square,
+    joint_law,
+    noisy_twin,
+    sample_sequences,
+    table_lm,
+    tiny_lm,
+)
 from specjax.testing.laws import count_sequences
 
 
@@ -177,6 +188,17 @@ def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
     assert both.tokens == plain.tokens
     assert both.metrics[0].draft_acceptance_rate == 1.0
     assert both.metrics[1] == alone.metrics[1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda lm: DraftModel(lm, prefill_chunk=4), lambda lm: TreeModel(lm, (2, 1), prefill_chunk=4),
+    lambda lm: Cascade(RandomDraft(), lm, 1, prefill_chunk=4),
+], ids=["model", "tree", "cascade"])  # fmt: skip
+def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
+    """Prompt lookup speaks for the first row, whose long prompt the second drafter then hasn't seen."""
+    monkeypatch.setattr(checks, "PROMPTS", [[1, 2, 0, 3] * 6 + [1, 2, 0], [3], [2, 1]])
+    lm = tiny_lm(0, vocab_size=4, std=0.7)
+    check_path_independence(Trial(lm, FirstOf(PromptLookup(), make(noisy_twin(lm, 0.25)))), rounds=8)
 
 
 @pytest.mark.slow

@@ -78,9 +78,9 @@ def test_lenient_greedy_accepts_near_the_best_and_emits_the_best():
     p = jnp.tile(jnp.array([[0.1, 0.5, 0.4], [0.3, 0.35, 0.35], [0.2, 0.2, 0.6]]), (4, 1, 1))
     draft = Draft(jnp.array([[2, 0], [1, 2], [0, 1], [2, 1]], jnp.int32), jnp.ones((4, 2), bool), None)
     keys, lengths = random.request_keys(np.arange(4)), jnp.ones(4, jnp.int32)
-    count, token = LenientGreedy(0.75).verify(p, draft, keys, lengths)
+    count, token, _ = LenientGreedy(0.75).verify(p, draft, keys, lengths)
     assert count.tolist() == [2, 2, 0, 2] and token.tolist() == [2, 2, 1, 2]
-    count, token = LenientGreedy(1.0).verify(p, draft, keys, lengths)  # ties go to the lowest id
+    count, token, _ = LenientGreedy(1.0).verify(p, draft, keys, lengths)  # ties go to the lowest id
     assert count.tolist() == [0, 1, 0, 0] and token.tolist() == [1, 1, 1, 1]
 
 

@@ -49,9 +49,8 @@ SETTINGS = {
 
 
 def streamed(prompts=("a", "bcd"), read=None, **options):
-    events = stream(
-        TARGET, list(prompts), drafter=DRAFT, num_speculative_tokens=SIZE, **{"max_new_tokens": 12, **options}
-    )
+    options = {"drafter": DRAFT, "max_new_tokens": 12, **options}
+    events = stream(TARGET, list(prompts), num_speculative_tokens=SIZE, **options)
     for count, _ in enumerate(events, 1):
         if count == read:
             break

@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 from itertools import zip_longest
 
 import pytest
-from test_record import SETTINGS, SIZE, Letters, streamed
+from test_record import DRAFT, SETTINGS, SIZE, Letters, streamed
 from test_scripts import script
 
 from specjax import record, report, theory
+from specjax.drafters import TreeModel
 from specjax.report import analysis
 
 CALLS = {"plain_step": 0.1, "draft": 0.02, "verify": {"4": 0.15}}
@@ -124,6 +125,13 @@ def test_every_token_is_there_with_its_origin_and_story(whole):
     first, second = [a["data-about"] for a in page.all("span") if a.get("data-about")][:2]
     assert "drafted with q = " in first and "accepted with p = " in first
     assert "correction of 'd'" in second
+
+
+def test_the_rounds_of_trees_have_a_page():
+    tree = TreeModel(DRAFT.lm, (2, 2, 1))
+    found = recorded(drafter=tree, timing={"calls": {**CALLS, "verify": {"11": 0.15}}})
+    assert sum(analysis.histogram(found)[1][1:]) > 0
+    assert Page(report.page(found)).all("svg")
 
 
 def test_text_is_escaped(whole):

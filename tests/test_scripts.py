@@ -181,6 +181,7 @@ def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, fo
         "oracle": ("--known", str(tmp_path / "run.json")),
         "layer-skip": ("--exit-layer", "1", "--adaptive", "entropy"),
         "cascade": ("--draft-model", folder),
+        "tree-model": ("--draft-model", folder, "--tree-widths", "2", "2"),
     }
     assert set(own) < set(choices.CHOICES)
     capsys.readouterr()
@@ -191,7 +192,7 @@ def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, fo
         (completion,) = json.loads(out)["completions"]
         assert completion["tokens"] == plain, name
         rates[name] = completion["metrics"]["draft_acceptance_rate"]
-    assert rates["oracle"] == rates["cascade"] == 1.0
+    assert rates["oracle"] == rates["cascade"] == rates["tree-model"] == 1.0
 
 
 @pytest.mark.parametrize("name", choices.CHOICES)

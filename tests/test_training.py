@@ -1,4 +1,4 @@
-"""Training: losses, that it raises acceptance, that a broken-off run goes on bit for bit, and the texts it learns from."""
+"""Training: losses, acceptance in use, going on bit for bit after a break, and the texts that are learned from."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ import specjax
 from specjax.drafters import DraftModel, Eagle
 from specjax.models.eagle import EagleConfig
 from specjax.testing import tiny_lm
-from specjax.training import losses, loop
+from specjax.training import loop, losses
 from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.texts import Texts, dialogues

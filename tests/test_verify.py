@@ -98,7 +98,7 @@ def test_b12_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
     forced = jax.jit(verifier.verify)  # traced anew, with the uniforms above
     for q in (p, np.nextafter(p, np.float32(1))):
         draft = Draft(jnp.full((ROWS, 1), 3, jnp.int32), jnp.ones((ROWS, 1), bool), jnp.tile(q, (ROWS, 1, 1)))
-        count, token = forced(jnp.tile(p, (ROWS, 2, 1)), draft, KEYS, ONES)
+        count, token, _ = forced(jnp.tile(p, (ROWS, 2, 1)), draft, KEYS, ONES)
         assert (count == 0).all()
         assert chisquare(np.bincount(token, minlength=4), p) > 1e-4
 
@@ -118,7 +118,7 @@ def test_nothing_drafted_is_a_plain_draw(name):
     p = jnp.tile(jnp.array([0.5, 0.2, 0.3]), (100, 1, 1))
     keys, lengths = random.request_keys(np.arange(100)), jnp.full(100, 7)
     draft = Draft(jnp.zeros((100, 0), jnp.int32), jnp.zeros((100, 0), bool), None)
-    count, token = VERIFIERS[name].verify(p, draft, keys, lengths)
+    count, token, _ = VERIFIERS[name].verify(p, draft, keys, lengths)
     assert (count == 0).all() and (token == chain.draw(keys, lengths, p[:, 0])).all()
 
 

@@ -14,6 +14,7 @@ from specjax.drafters.prompt_lookup import PromptLookup
 from specjax.drafters.random_draft import RandomDraft
 from specjax.drafters.retrieval import Retrieval
 from specjax.drafters.sink_window import SinkWindow
+from specjax.drafters.tree_model import TreeModel
 
 __all__ = [
     "Adaptive",
@@ -34,4 +35,5 @@ __all__ = [
     "RandomDraft",
     "Retrieval",
     "SinkWindow",
+    "TreeModel",
 ]

@@ -175,6 +175,10 @@ class Adaptive:
         return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        if self.drafter.widths(num_speculative_tokens)[-1] > num_speculative_tokens + 1:
+            raise ValueError(
+                f"Adaptive chooses how long a chain is, and {type(self.drafter).__name__} drafts trees; run it as it is"
+            )
         return (1, *(size + 1 for size in self.sizes(num_speculative_tokens)))
 
     def taps(self, target: LM) -> tuple[int, ...]:

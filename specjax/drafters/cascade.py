@@ -67,7 +67,7 @@ class Cascade(Chain):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
         del target
-        room = capacity + num_speculative_tokens + self.num_speculative_tokens + 1
+        room = capacity + num_speculative_tokens + self._block
         inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
         return CascadeState(self.lm.alloc_cache(batch, room + self.prefill_chunk), inner)
 
@@ -75,8 +75,8 @@ class Cascade(Chain):
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
         own = self._request(state, keys, num_speculative_tokens)
-        batch, size, headroom = own.lengths.shape[0], num_speculative_tokens, self.num_speculative_tokens + 1
-        verifier = GivenNoise()
+        batch, size, headroom = own.lengths.shape[0], num_speculative_tokens, self._block
+        verifier, held = GivenNoise(), own.cache.lengths
 
         def body(carry):
             own, q = carry
@@ -93,18 +93,23 @@ class Cascade(Chain):
         drafted = offset < (own.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
         draft = Draft(tokens, drafted & fits & jnp.isfinite(q[..., 0]), q)
-        return draft, state._replace(drafter=CascadeState(own.cache, own.drafter))
+        cache = kv.with_lengths(own.cache, jnp.where(state.active, own.cache.lengths, held))  # idle rows may lag
+        return draft, state._replace(drafter=CascadeState(cache, own.drafter))
+
+    @property
+    def _block(self) -> int:
+        """The widest block that the draft model verifies."""
+        return self.inner.widths(self.num_speculative_tokens)[-1]
 
     def _request(self, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
         """The draft model's own decoding: K more tokens for every active row, with nothing to stop it but that."""
-        headroom = self.num_speculative_tokens + 1
         cache = catch_up(self.lm, state.drafter.cache, state, state.lengths - 1, self.prefill_chunk)
         nothing = jnp.zeros((state.lengths.shape[0], size), jnp.int32)
         return state._replace(
             key=keys,
             stop_ids=jnp.full_like(state.stop_ids, sampling.NO_TOKEN),
             limit=state.lengths + size,
-            tokens=jnp.pad(state.tokens, ((0, 0), (0, headroom))),
+            tokens=jnp.pad(state.tokens, ((0, 0), (0, self._block))),
             failed=jnp.zeros_like(state.failed),
             cache=cache,
             drafter=state.drafter.inner,

@@ -36,6 +36,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "corpus": dict(metavar="FILE", help="text to count, in UTF-8"),
     "datastore": dict(metavar="FOLDER", help="a datastore that scripts/build_datastore.py wrote"),
     "known": dict(metavar="RUN.json", help="an earlier run's record, whose texts are replayed"),
+    "tree_widths": dict(
+        type=int, nargs="+", default=(3, 2, 1), metavar="CHILDREN", help="tokens drafted after each token, by depth"
+    ),
     "inner_tokens": dict(type=int, default=3, help="tokens that prompt lookup proposes to the draft model at a time"),
 }
 
@@ -72,6 +75,9 @@ LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
     "none": Choice(lambda target, args: d.NoDraft()),
     "model": Choice(lambda target, args: d.DraftModel(_load(args)), ("draft_model",)),
+    "tree-model": Choice(
+        lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
+    ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
     "trained": Choice(lambda target, args: files.load(args.trained, target), ("trained",)),
     "ngram-trained": Choice(
@@ -154,7 +160,7 @@ def settle(args: argparse.Namespace) -> None:
                 if "default" not in spec:
                     raise ValueError(f"--{option} {chosen} needs {_flag(name)}")
                 setattr(args, name, spec["default"])
-    if args.adaptive and args.drafter in ("none", "jacobi"):
+    if args.adaptive and args.drafter in ("none", "jacobi", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 
 

@@ -15,7 +15,7 @@ from specjax.verify.chain import draft_probs
 class FirstOf:
     """``first``'s draft where it has one, else ``second``'s; ``second`` runs only if some row needs it.
 
-    Chains of more nest: ``FirstOf(a, FirstOf(b, c))``.
+    Chains of more nest: ``FirstOf(a, FirstOf(b, c))``. Either may draft trees.
     """
 
     first: Drafter
@@ -66,9 +66,19 @@ jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_
 
 
 def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
-    """a's rows where bool[B] says so, else b's; a point mass beside a sampled draft is written out as one-hot."""
-    where = where[:, None]
-    tokens, valid = jnp.where(where, a.tokens, b.tokens), jnp.where(where, a.valid, b.valid)
-    if a.probs is None and b.probs is None:
-        return Draft(tokens, valid, None)
-    return Draft(tokens, valid, jnp.where(where[..., None], draft_probs(a, vocab), draft_probs(b, vocab)))
+    """a's rows where bool[B] says so, else b's; a point mass beside a sampled draft is written out as one-hot, and a
+    chain beside a tree as a tree."""
+    if (a.probs is None) != (b.probs is None):
+        a, b = (d._replace(probs=draft_probs(d, vocab)) for d in (a, b))
+    if a.parents is not None or b.parents is not None:
+        size = max(a.tokens.shape[1], b.tokens.shape[1])
+        a, b = _as_tree(a, size), _as_tree(b, size)
+    return jax.tree.map(lambda x, y: jnp.where(where.reshape(-1, *(1,) * (x.ndim - 1)), x, y), a, b)
+
+
+def _as_tree(draft: Draft, size: int) -> Draft:
+    """The same draft as a tree of ``size`` nodes; those added are not valid."""
+    if draft.parents is None:
+        draft = draft._replace(parents=jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]), draft.tokens.shape))
+    more = size - draft.tokens.shape[1]
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), draft)

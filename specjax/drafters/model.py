@@ -60,9 +60,10 @@ class DraftModel(Chain):
         # A draft step feeds the last two tokens itself.
         wanted = jnp.maximum(state.lengths - 2, 0)
         cache = catch_up(self.lm, state.drafter.cache, state, wanted, self.prefill_chunk)
+        held = jnp.where(state.active, state.lengths - 1 + num_speculative_tokens, cache.lengths)  # idle rows may lag
         vocab = target.config.vocab_size
         draft, cache = draw_chain(next_logits, cache, state, keys, num_speculative_tokens, vocab, self.temperature)
-        cache = kv.with_lengths(cache, state.lengths - 1 + num_speculative_tokens)
+        cache = kv.with_lengths(cache, held)
         positions = state.lengths[:, None] + jnp.arange(num_speculative_tokens)
         fits = positions <= self.lm.config.max_position_embeddings
         return draft._replace(valid=draft.valid & fits), state._replace(drafter=DraftState(cache))

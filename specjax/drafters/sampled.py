@@ -37,16 +37,14 @@ def draw_chain(
     Returns:
       The draft with its q, f32[B, K, V], and the last carry.
     """
-    params = state.sampling
-    if temperature is not None:
-        params = params._replace(temperature=jnp.full_like(params.temperature, temperature))
+    params = at_temperature(state.sampling, temperature)
 
     def step(all_carry, i):
         carry, previous, last, drafted = all_carry
         position = state.lengths - 1 + i  # of the last token
         logits, carry = next_logits(carry, previous, last, position)
         context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, drafted[:, None])
-        q = sampling.distribution(_fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
+        q = sampling.distribution(fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
         token = random.categorical(random.at(keys, position[:, None] + 1), q)[:, 0]
         drafted = jnp.where(jnp.arange(num_speculative_tokens) == i, token[:, None], drafted)
         return (carry, last, token, drafted), (token, q[:, 0])
@@ -62,7 +60,14 @@ def draw_chain(
     return Draft(tokens, jnp.isfinite(q[..., 0]), q), carry
 
 
-def _fit(logits: jax.Array, vocab: int) -> jax.Array:
+def at_temperature(params: sampling.SamplingParams, temperature: float | None) -> sampling.SamplingParams:
+    """The request's parameters, unless another temperature is given."""
+    if temperature is None:
+        return params
+    return params._replace(temperature=jnp.full_like(params.temperature, temperature))
+
+
+def fit(logits: jax.Array, vocab: int) -> jax.Array:
     """Logits over the target's vocabulary: padding that only one model has can't be drafted."""
     logits = logits[..., :vocab]
-    return jnp.pad(logits, ((0, 0), (0, vocab - logits.shape[-1])), constant_values=-jnp.inf)
+    return jnp.pad(logits, (*((0, 0),) * (logits.ndim - 1), (0, vocab - logits.shape[-1])), constant_values=-jnp.inf)

@@ -57,7 +57,19 @@ def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:
     The caller guarantees starts + T <= S: past it ``dynamic_update_slice`` would clamp backwards over valid entries.
     """
     new = quantize(block, "int8") if isinstance(buffer, Quantized) else block.astype(buffer.dtype)
+    return _place(buffer, new, starts)
 
+
+def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
+    """Copies every layer's entries at slots i32[B, T] to starts i32[B] and on, in place and as they are stored."""
+
+    def moved(buffer: Buffer) -> Buffer:
+        return _place(buffer, jax.tree.map(lambda x: jax.vmap(lambda row, at: row[:, at])(x, slots), buffer), starts)
+
+    return cache._replace(keys=tuple(map(moved, cache.keys)), values=tuple(map(moved, cache.values)))
+
+
+def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
     def row(old, new, start):
         return lax.dynamic_update_slice(old, new, (0, start, 0)[: old.ndim])
 

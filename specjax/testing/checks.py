@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, random, sampling
+from specjax import decode, random, sampling, tree
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation import prepare
 from specjax.models.lm import LM
@@ -252,7 +252,7 @@ def _round_and_proposals(target: LM, drafter: Drafter, verifier: Verifier, size:
 
 
 def check_proposal(trial: Trial) -> None:
-    """Shapes, dtypes, and that q is a distribution which gave its token a chance."""
+    """Shapes, dtypes, the order of a tree, and that q is a distribution which gave its token a chance."""
     size, vocab = trial.num_speculative_tokens, trial.target.config.vocab_size
     job = prepare(trial.target, PROMPTS, Options(
         drafter=trial.drafter, verifier=trial.verifier, num_speculative_tokens=size, temperature=1.0, lossy=True
@@ -260,17 +260,25 @@ def check_proposal(trial: Trial) -> None:
     if job.num_speculative_tokens == 0:
         return
     widths = trial.drafter.widths(size)
-    assert sorted(widths) == list(widths) and widths[-1] == size + 1, f"{trial}: widths {widths} must rise to K + 1"
+    assert sorted(widths) == list(widths) and widths[-1] > size, f"{trial}: widths {widths} must rise to K + 1 or more"
     keys = job.verifier.draft_keys(job.request.key, job.request.prompt_lengths)
     propose = jax.jit(lambda target, drafter, state, keys: drafter.propose(target, state, keys, size)[0])
     draft = propose(job.lm, job.drafter, job.start(job.request), keys)
-    rows = len(PROMPTS)
-    assert draft.tokens.shape == (rows, size) and draft.tokens.dtype == jnp.int32, f"{trial}: tokens must be i32[B, K]"
-    assert draft.valid.shape == (rows, size) and draft.valid.dtype == bool, f"{trial}: valid must be bool[B, K]"
+    shape = (len(PROMPTS), widths[-1] - 1)  # [B, N]
+    assert draft.tokens.shape == shape and draft.tokens.dtype == jnp.int32, f"{trial}: tokens must be i32[B, N]"
+    assert draft.valid.shape == shape and draft.valid.dtype == bool, f"{trial}: valid must be bool[B, N]"
+    if draft.parents is None:
+        assert shape[1] == size, f"{trial}: a chain of {shape[1]} tokens, but K is {size}; a tree has parents"
+    else:
+        assert draft.parents.shape == shape and draft.parents.dtype == jnp.int32, f"{trial}: parents must be i32[B, N]"
+        parents = np.asarray(draft.parents)
+        assert ((parents >= 0) & (parents <= np.arange(shape[1]))).all(), f"{trial}: a node stands before its parent"
+        depth = int(tree.of(draft).depth.max())
+        assert depth <= size, f"{trial}: a tree {depth} deep, but K is {size}"
     tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
     assert ((tokens >= 0) & (tokens < vocab))[valid].all(), f"{trial}: a drafted token is outside the vocabulary"
     if draft.probs is not None:
-        assert draft.probs.shape == (rows, size, vocab) and draft.probs.dtype == jnp.float32, f"{trial}: q must be f32"
+        assert draft.probs.shape == (*shape, vocab) and draft.probs.dtype == jnp.float32, f"{trial}: q must be f32"
         probs = np.asarray(draft.probs)
         assert np.allclose(probs[valid].sum(-1), 1, atol=1e-4), f"{trial}: q doesn't sum to 1"
         assert (_of(probs, tokens)[valid] > 0).all(), f"{trial}: q of a draft is 0"
@@ -326,7 +334,10 @@ def check_verifier(verifier: Verifier, **trial) -> None:
 
 
 def check_verdicts(verifier: Verifier, size: int = 3, vocab: int = 5, rows: int = 512) -> None:
-    """On random tables: invalid slots and tokens of p = 0 are never accepted, nor a token of p = 0 drawn."""
+    """On random tables: invalid slots and tokens of p = 0 are never accepted, nor a token of p = 0 drawn.
+
+    A verifier of trees is shown a chain as a tree too, and must give the same verdict.
+    """
     rng = np.random.default_rng(0)
     p, q = (rng.dirichlet(np.full(vocab, 0.5), (rows, n)).astype(np.float32) for n in (size + 1, size))
     p[rng.random(p.shape) < 0.3] = 0
@@ -345,9 +356,13 @@ def check_verdicts(verifier: Verifier, size: int = 3, vocab: int = 5, rows: int 
         taken = np.arange(size) < count[:, None]
         assert (_of(p[:, :size], tokens)[taken] > 0).all(), f"{name}: accepted a token of p = 0"
         assert (p[np.arange(rows), count, token] > 0).all(), f"{name}: drew a token of p = 0"
+        if verifier.trees:
+            as_tree = draft._replace(parents=jnp.broadcast_to(jnp.arange(size), (rows, size)))
+            again = jax.jit(verifier.verify)(jnp.asarray(p), as_tree, keys, lengths)
+            same = (again.count == count).all() and (again.token == token).all() and (again.node == count).all()
+            assert same, f"{name}: judges a tree of width 1 otherwise than a chain"
 
 
 def lossless_verifiers() -> list[str]:
     """Names of the shipped verifiers that keep the target's law."""
-    shipped: dict[str, Any] = dict(VERIFIERS)
-    return [name for name, verifier in shipped.items() if verifier.lossless]
+    return [name for name, verifier in VERIFIERS.items() if verifier.lossless]

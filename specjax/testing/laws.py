@@ -104,7 +104,7 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeSt
       The last state, in NumPy arrays, without caches.
     """
     job = prepare(lm, prompts, Options(**options))
-    needed = int(jnp.max(job.request.limit)) + job.num_speculative_tokens + 1
+    needed = int(jnp.max(job.request.limit)) + job.block
     chunk = max(1, max(map(len, prompts)) - 1)
     capacity = -(-needed // chunk) * chunk
     request = job.request._replace(tokens=job.request.tokens[:, :capacity])

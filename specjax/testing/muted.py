@@ -13,7 +13,7 @@ from specjax.types import DecodeState, Draft, Drafter, Outcome
 class Muted:
     """``inner``, or silence where ``speaks`` is False; both run the very same compiled programs.
 
-    Silent, it makes plain decoding of the [B, K + 1] executable: one token a call.
+    Silent, it makes plain decoding of the [B, K + 1] (of trees, [B, N + 1]) executable: one token a call.
 
     Args:
       inner: any drafter.
@@ -27,7 +27,7 @@ class Muted:
         self.inner.check(target)
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (num_speculative_tokens + 1,)
+        return self.inner.widths(num_speculative_tokens)[-1:]
 
     def taps(self, target: LM) -> tuple[int, ...]:
         return self.inner.taps(target)

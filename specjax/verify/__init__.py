@@ -1,12 +1,14 @@
 """Verifiers, by the names that ``generate(verifier=...)`` takes. The last three are refused unless ``lossy=True``."""
 
+from typing import Any
+
 from specjax.verify.block import Block
 from specjax.verify.coupled import Coupled
 from specjax.verify.lossy import Lenient, LenientGreedy, TypicalAcceptance
-from specjax.verify.multi import multi_proposal, without_replacement
+from specjax.verify.multi import without_replacement
 from specjax.verify.rejection import Rejection
 
-VERIFIERS = {
+VERIFIERS: dict[str, Any] = {
     "rejection": Rejection(),
     "coupled": Coupled(),
     "block": Block(),
@@ -23,6 +25,5 @@ __all__ = [
     "LenientGreedy",
     "Rejection",
     "TypicalAcceptance",
-    "multi_proposal",
     "without_replacement",
 ]

@@ -20,6 +20,7 @@ class Block:
     """Keep the longest prefix with u_i < h_i, then draw from norm(max(0, w_i p - q)); u_i uniform and independent."""
 
     lossless = True
+    trees = False
 
     # How much is kept depends on drafted tokens and uniforms past the cut: that i tokens were kept says that u_j >= h_j
     # for every j > i. A later round that met the same u_j, or drew its draft from the same noise, would meet a biased

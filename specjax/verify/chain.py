@@ -29,6 +29,11 @@ def draft_entropy(draft: Draft, vocab: int) -> jax.Array:
     return jnp.sum(jax.scipy.special.entr(draft.probs), axis=-1) / jnp.log(vocab)
 
 
+def accepts(u: jax.Array, p_x: jax.Array, q_x: jax.Array) -> jax.Array:
+    """Whether x ~ q is accepted by uniform draws u, all f32[...]: with probability min(1, p(x) / q(x))."""
+    return (q_x > 0) & (u * q_x < p_x)
+
+
 def leading_run(flags: jax.Array) -> jax.Array:
     """Length of the leading run of True in bool[B, K]. -> i32[B]."""
     return jnp.sum(jnp.cumprod(flags, axis=1, dtype=jnp.int32), axis=1)

@@ -10,23 +10,33 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax import random
+from specjax import random, tree
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
 
 
 @dataclasses.dataclass(frozen=True)
 class Coupled:
-    """Accept while the drafted token is the one that plain decoding would draw at its position."""
+    """Accept while the drafted token is the one that plain decoding would draw at its position.
+
+    Of a tree, the longest path of such tokens.
+    """
 
     lossless = True
+    trees = True
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
         del lengths
         return random.fold(keys, random.TOKEN)  # the target's own noise
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-        positions = lengths[:, None] + jnp.arange(p.shape[1])  # [B, K+1]
-        drawn = random.categorical(random.at(self.draft_keys(keys, lengths), positions), p)
-        count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
-        return Verdict(count, chain.row_at(drawn, count))
+        shape = tree.of(draft)
+        where = random.at(self.draft_keys(keys, lengths), lengths[:, None] + shape.depth)
+        drawn = random.categorical(where, p)  # [B, N+1]
+        if draft.parents is None:
+            count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
+            return Verdict(count, chain.row_at(drawn, count))
+        agrees = draft.valid & (jnp.take_along_axis(drawn, draft.parents, axis=1) == draft.tokens)
+        agrees &= ~shape.below(jnp.pad(~agrees, ((0, 0), (1, 0))))
+        node = jnp.argmax(jnp.pad(agrees, ((0, 0), (1, 0))) * shape.depth, axis=1)
+        return Verdict(chain.row_at(shape.depth, node), chain.row_at(drawn, node), node)

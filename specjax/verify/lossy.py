@@ -17,6 +17,7 @@ from specjax.verify import chain
 
 class _RedrawsWithOneKey:
     lossless = False
+    trees = False
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
         del lengths
@@ -48,7 +49,7 @@ class Lenient(_RedrawsWithOneKey):
         q_x = chain.draft_token_probs(draft)  # [B, K]
         positions = lengths[:, None] + jnp.arange(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = chain.leading_run(draft.valid & (q_x > 0) & (u * (self.lenience * q_x) < p_x))
+        count = chain.leading_run(draft.valid & chain.accepts(u, p_x, self.lenience * q_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
         return Verdict(count, chain.draw(keys, lengths + count, rest))
 

@@ -1,4 +1,7 @@
-"""Speculative rejection sampling, the chain rule of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023."""
+"""Speculative rejection sampling, the chain rule of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023.
+
+On a tree it is applied again and again, child by child (:mod:`specjax.verify.tree`).
+"""
 
 import dataclasses
 
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 from specjax import random
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
+from specjax.verify.tree import recursive_rejection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Rejection:
     """Accept x ~ q with probability min(1, p(x)/q(x)); at the first refusal draw from norm(max(0, p - q))."""
 
     lossless = True
+    trees = True
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
         # Redrawing a refused position with the same key is sound here: nothing past a refusal is ever looked at.
@@ -22,11 +27,13 @@ class Rejection:
         return random.fold(keys, random.DRAFT)
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        if draft.parents is not None:
+            return recursive_rejection(p, draft, keys, lengths)
         size = draft.tokens.shape[1]
         p_x = chain.token_probs(p[:, :size], draft.tokens)  # [B, K]
         q_x = chain.draft_token_probs(draft)  # [B, K]
         positions = lengths[:, None] + jnp.arange(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = chain.leading_run(draft.valid & (q_x > 0) & (u * q_x < p_x))
+        count = chain.leading_run(draft.valid & chain.accepts(u, p_x, q_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
         return Verdict(count, chain.draw(keys, lengths + count, rest))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from specjax import decode, random, sampling, verify
+from specjax import decode, random, sampling, tree, verify
 from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip
 from specjax.models import cache as kv
 from specjax.verify import Block, Coupled, Rejection, block, chain, multi
@@ -36,6 +36,10 @@ B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[
 B08 = "tests/test_multi.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
 B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
 B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
+TREE_LAW = LAW_OF("tree")
+TREE_TEXT = "tests/test_conformance.py::test_coupled_is_plain_token_for_token_under_sampling[tree]"
+TREE_CACHE = "tests/test_tree.py::test_after_a_tree_the_cache_holds_the_accepted_path[None]"
+TREE_B08 = "tests/test_tree.py::test_b08_the_first_token_has_the_targets_law[{}-3-False]".format
 BLOCK = "tests/test_block.py::test_block_draws_anew_in_every_round[Block]"
 BLOCK_LAW = "tests/test_block.py::test_block_commits_with_the_targets_law[3-2]"
 
@@ -110,10 +114,54 @@ def block_judged_with_the_full_residual():
     wrap(block, "remainder", lambda f: lambda p, draft, w, count: f(p, draft, jnp.ones_like(w), count))
 
 
-@fault(B08)
+@fault(B08, TREE_B08("skewed"), TREE_LAW)
 def siblings_share_one_softmax():
     for module in (multi, verify):
         module.without_replacement = lambda q, drawn: jnp.repeat(q[:, None], drawn.shape[1], axis=1)
+
+
+@fault(TREE_B08("refused twice"))
+def siblings_judged_by_one_uniform():
+    random.siblings = lambda keys, ranks: keys
+
+
+# ---- trees ----
+
+
+@fault(TREE_TEXT, TREE_CACHE)
+def nodes_do_not_see_their_ancestors():
+    def make(seen):
+        return lambda ancestors, *rest: seen(ancestors & jnp.eye(*ancestors.shape[1:], dtype=bool), *rest)
+
+    wrap(tree, "seen", make)
+
+
+@fault(TREE_TEXT, TREE_CACHE)
+def positions_by_node_number():
+    def make(attention):
+        def faulty(self, starts, capacity):
+            return starts[:, None] + jnp.arange(self.depth.shape[1]), attention(self, starts, capacity)[1]
+
+        return faulty
+
+    wrap(tree.Tree, "attention", make)
+
+
+@fault(TREE_TEXT, TREE_CACHE)
+def accepted_entries_left_among_their_siblings():
+    kv.move = lambda cache, slots, starts: cache
+
+
+@fault(TREE_TEXT)
+def penalties_blind_to_the_path_in_a_tree():
+    wrap(tree.Tree, "path", lambda f: lambda self, *rest: jnp.full_like(f(self, *rest), sampling.NO_TOKEN))
+
+
+@fault(TREE_LAW)
+def tree_walked_past_a_refusal():
+    """Children of every node are judged, whether or not their parent was accepted: parents all count as the root."""
+    wrap(verify.rejection, "recursive_rejection", lambda f: lambda p, draft, *rest: f(
+        p, draft._replace(parents=jnp.zeros_like(draft.parents)), *rest))
 
 
 # ---- keys ----

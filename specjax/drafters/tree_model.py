@@ -1,0 +1,111 @@
+"""A draft model that proposes a token tree."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import tree
+from specjax.drafters.grow import Level, grow_tree
+from specjax.drafters.model import DraftState, check_draft_model
+from specjax.drafters.prefill import catch_up
+from specjax.models import cache as kv
+from specjax.models.lm import LM
+from specjax.topology import Topology, from_widths
+from specjax.types import DecodeState, Draft, Outcome
+from specjax.verify.chain import row_at
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeModel:
+    """Draws a tree of a fixed shape from the draft model, a call a level (Miao et al. 2024, SpecInfer; Chen et al.
+    2024, Sequoia: siblings without replacement). With one child a node it is ``DraftModel``, token for token.
+
+    Args:
+      lm: the draft model.
+      topology: the tree, or its widths: (3, 2, 1) has three first tokens, two after each, one after each of those.
+        It is cut to num_speculative_tokens levels; where it has fewer, its first deepest leaf goes on as a chain.
+      with_replacement: siblings are independent draws, duplicates and all.
+      temperature: replaces the request's while drafting. 0 takes the best tokens, as point masses.
+      prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause.
+
+    Raises:
+      ValueError: for widths that make no tree, or a temperature that is no finite number of at least 0.
+    """
+
+    lm: LM
+    topology: Topology | Sequence[int]
+    with_replacement: bool = False
+    temperature: float | None = None
+    prefill_chunk: int = 64
+
+    def __post_init__(self):
+        if isinstance(self.topology, Sequence):
+            object.__setattr__(self, "topology", from_widths(self.topology))
+        if isinstance(self.temperature, float | int) and not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"draft temperature must be a finite number >= 0, got {self.temperature!r}")
+
+    def _tree(self, depth: int) -> Topology:
+        assert isinstance(self.topology, Topology)
+        return self.topology.of_depth(depth)
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        return (len(self._tree(num_speculative_tokens).parents) + 1,) if num_speculative_tokens else (1,)
+
+    def taps(self, target: LM) -> tuple[int, ...]:
+        del target
+        return ()
+
+    def check(self, target: LM) -> None:
+        check_draft_model(target, self.lm)
+        assert isinstance(self.topology, Topology)
+        most, vocab = int(self.topology.ranks.max()) + 1, target.config.vocab_size
+        if most > vocab:
+            raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
+        del target, num_speculative_tokens
+        return DraftState(self.lm.alloc_cache(batch, capacity + self.prefill_chunk))
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        # The tokens that a round may have committed are fed again in order, so nothing need be known of the path that
+        # they took through the last tree.
+        recent = num_speculative_tokens + 1
+        fed = jnp.maximum(state.lengths - recent, 0)
+        cache = catch_up(self.lm, state.drafter.cache, state, fed, self.prefill_chunk)
+        held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may lag
+        block = jnp.take_along_axis(state.tokens, fed[:, None] + jnp.arange(recent), axis=1)
+        out = self.lm(block, kv.with_lengths(cache, fed))
+        last = row_at(out.logits, state.lengths - 1 - fed)
+
+        def step(cache, tokens: jax.Array, level: Level):
+            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape))
+            mask = tree.seen(sees, state.lengths, cache.capacity)
+            positions = jnp.broadcast_to(state.lengths[:, None] + level.depth - 1, tokens.shape)
+            out = self.lm(tokens, kv.with_lengths(cache, state.lengths + level.fed), positions, mask)
+            return out.logits, out.cache
+
+        topology, vocab = self._tree(num_speculative_tokens), target.config.vocab_size
+        draft, cache = grow_tree(
+            step, last, out.cache, topology, state, keys, vocab, self.temperature, self.with_replacement
+        )
+        positions = state.lengths[:, None] + np.asarray(topology.depths[1:] - 1)
+        fits = positions <= self.lm.config.max_position_embeddings
+        own = DraftState(kv.with_lengths(cache, held))
+        return draft._replace(valid=draft.valid & fits), state._replace(drafter=own)
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        # What was fed of the tree lies past the cache's length; what was cut off a row may lie before.
+        del target, outcome
+        cache = state.drafter.cache
+        cache = kv.with_lengths(cache, jnp.minimum(cache.lengths, state.lengths - 1))
+        return state._replace(drafter=DraftState(cache))
+
+
+jax.tree_util.register_dataclass(
+    TreeModel, data_fields=["lm"], meta_fields=["topology", "with_replacement", "temperature", "prefill_chunk"]
+)

@@ -1,0 +1,68 @@
+"""Static tree shapes, and the best of them against all there are."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from specjax.topology import Topology, expected_length, from_choices, from_widths, sequoia
+
+
+def test_widths():
+    one = from_widths((3, 2, 1))
+    assert one.parents == (0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9)
+    assert one.depth == 3 and one.depths.tolist() == [0] + [1] * 3 + [2] * 6 + [3] * 6
+    assert one.ranks.tolist() == [0, 0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert np.flatnonzero(one.ancestors[12]).tolist() == [0, 2, 6, 12]
+
+
+def test_choices_say_the_same_in_any_order():
+    paths = [path for depth in (1, 2, 3) for path in itertools.product(*map(range, (3, 2, 1)[:depth]))]
+    assert from_choices(reversed(paths)) == from_widths((3, 2, 1))
+    assert from_choices([(0,), (1,), (1, 0)]).parents == (0, 0, 2)
+
+
+@pytest.mark.parametrize("depth, parents", [(1, (0, 0)), (2, (0, 0, 1, 1, 2, 2)), (4, (0, 0, 1, 1, 2, 2, 3, 7))])
+def test_a_tree_is_cut_or_carried_on_to_a_depth(depth, parents):
+    assert from_widths((2, 2)).of_depth(depth).parents == parents
+
+
+@pytest.mark.parametrize("make, value, match", [
+    (from_widths, (), "widths"), (from_widths, (2, 0), "widths"), (from_widths, (1.5,), "widths"),
+    (Topology, (), "parents"), (Topology, (1,), "parents"), (Topology, (0, 1, 0), "parents"),
+    (from_choices, [(0,), (2,)], r"\(2,\) needs \(1,\)"), (from_choices, [(0,), (1, 0)], r"needs \(1,\)"),
+    (from_choices, [(0,), (0,)], "once"), (from_choices, [()], "once"),
+    (lambda table: sequoia(table, 3), [[0.8, 0.5]], "at most 1"), (lambda table: sequoia(table, 0), [[0.8]], "nodes"),
+    (lambda table: sequoia(table, 3), [[0.0, 0.5]], "first child"), (lambda table: sequoia(table, 3), [0.5], "table"),
+])  # fmt: skip
+def test_what_is_no_tree_is_refused(make, value, match):
+    with pytest.raises(ValueError, match=match):
+        make(value)
+
+
+def every_tree(levels: int, ranks: int, nodes: int):
+    """All trees of exactly ``nodes`` nodes within a table, by their choices."""
+    paths = [path for depth in range(1, levels + 1) for path in itertools.product(range(ranks), repeat=depth)]
+    for chosen in itertools.combinations(paths, nodes):
+        try:
+            yield from_choices(chosen)
+        except ValueError:  # a parent or a better sibling is missing
+            pass
+
+
+@pytest.mark.parametrize("seed, nodes", [(0, 1), (0, 3), (1, 4), (2, 5), (3, 5), (4, 6)])
+def test_sequoia_is_the_best_of_all_trees(seed, nodes):
+    table = np.random.default_rng(seed).dirichlet([2.0, 1.0, 1.0, 0.5], 3)[:, :2]  # not even falling with the rank
+    best = max(expected_length(one, table) for one in every_tree(3, 2, nodes))
+    found = sequoia(table, nodes)
+    assert len(found.parents) == nodes
+    assert expected_length(found, table) == pytest.approx(best)
+
+
+def test_sequoia_leaves_out_what_earns_nothing():
+    assert sequoia([[0.6, 0.0], [0.5, 0.0]], 9).parents == (0, 1)
+
+
+def test_expected_length_of_a_chain_and_past_the_table():
+    assert expected_length(from_widths((1, 1)), [[0.5], [0.4]]) == pytest.approx(0.5 + 0.2)
+    assert expected_length(from_widths((2, 1, 1)), [[0.5], [0.4]]) == pytest.approx(0.5 + 0.2)
