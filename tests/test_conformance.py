@@ -11,9 +11,11 @@ import pytest
 
 from specjax import drafters, testing
 from specjax.datastore import Datastore
-from specjax.drafters import Adaptive, DraftModel, NoDraft, PromptLookup, TreeModel
+from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
+from specjax.models import eagle, modules
+from specjax.models.eagle import EagleConfig
 from specjax.testing import Trial
-from specjax.topology import from_choices
+from specjax.topology import from_choices, from_widths
 
 SHAPE = dict(
     vocab_size=4, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -23,6 +25,8 @@ TARGET = testing.tiny_lm(0, std=0.7, **SHAPE)
 DEEP = testing.tiny_lm(1, std=0.7, **{**SHAPE, "num_hidden_layers": 2})  # for drafters that leave layers out
 SELF = DraftModel(TARGET, prefill_chunk=4)
 TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
+HEAD_SHAPE = EagleConfig(dataclasses.replace(TARGET.config, vocab_size=3), (0, 1, 2))
+HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(eagle.Eagle, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
 CORPUS = np.random.default_rng(0).integers(0, 4, (6, 40)).tolist()
 
 DRAFTERS = {
@@ -48,15 +52,20 @@ DRAFTERS = {
     "twin, entropy": Adaptive(TWIN, drafters.EntropyGuided(gamma_min=0, ema_beta=0.5)),
     "twin, cost model": Adaptive(TWIN, drafters.CostModel(c=0.5)),
     "tree": TreeModel(TWIN.lm, (2, 2, 1), prefill_chunk=4),
-    "tree, replaced": TreeModel(TWIN.lm, (2, 2, 1), with_replacement=True, prefill_chunk=4),
+    "tree, replaced": TreeModel(TWIN.lm, FixedTree(from_widths((2, 2, 1)), with_replacement=True), prefill_chunk=4),
     "tree of the best": TreeModel(TWIN.lm, (2, 2, 1), temperature=0.0, prefill_chunk=4),
     "tree as wide as the vocabulary": TreeModel(TWIN.lm, (4, 1, 2), prefill_chunk=4),
     "uneven tree": TreeModel(TWIN.lm, from_choices([(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])),
     "lookup, else tree": drafters.FirstOf(PromptLookup(), TreeModel(TWIN.lm, (2, 1), prefill_chunk=4)),
     "cascade over a tree": drafters.Cascade(TreeModel(SELF.lm, (2, 1), prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4),
+    "dynamic tree": TreeModel(TWIN.lm, drafters.DynamicTree(breadth=2, nodes=5), prefill_chunk=4),
+    "head": HEAD,
+    "head, tree": dataclasses.replace(HEAD, tree=(2, 2, 1)),
+    "head, dynamic tree": dataclasses.replace(HEAD, tree=drafters.DynamicTree(breadth=3, nodes=7)),
+    "lookup, else head": drafters.FirstOf(PromptLookup(), HEAD),
 }
 TREES = [d for d, drafter in DRAFTERS.items() if drafter.widths(3)[-1] > 4]
-TARGETS = {"early exit": DEEP, "sublayers": DEEP}
+TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()

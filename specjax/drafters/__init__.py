@@ -2,8 +2,10 @@
 
 from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic
 from specjax.drafters.cascade import Cascade
+from specjax.drafters.dynamic_tree import DynamicTree
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.first_of import FirstOf
+from specjax.drafters.grow import FixedTree
 from specjax.drafters.jacobi import Jacobi
 from specjax.drafters.layer_skip import LayerSkip
 from specjax.drafters.model import DraftModel
@@ -22,9 +24,11 @@ __all__ = [
     "Confidence",
     "CostModel",
     "DraftModel",
+    "DynamicTree",
     "Eagle",
     "EntropyGuided",
     "FirstOf",
+    "FixedTree",
     "Heuristic",
     "Jacobi",
     "LayerSkip",

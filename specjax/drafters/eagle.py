@@ -1,19 +1,23 @@
-"""EAGLE-3: a trained head drafts from the target's hidden states (Li et al. 2025)."""
+"""EAGLE: a trained head drafts from the target's hidden states, a chain or a tree (Li et al. 2024, 2025)."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax import tree
 from specjax.drafters.base import Chain
+from specjax.drafters.grow import Level, Tree, check_tree, tree_of
 from specjax.drafters.sampled import draw_chain
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.cache import KVCache
 from specjax.models.eagle import EagleConfig
 from specjax.models.lm import LM
+from specjax.topology import Topology
 from specjax.types import DecodeState, Draft, Outcome
 from specjax.verify.chain import row_at
 
@@ -28,7 +32,7 @@ class EagleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle(Chain):
-    """Draws K tokens one after the other, each from the head's own last output.
+    """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
 
     Where the row has not been followed (at the prompt, or after a round that only cut it back), the target is asked
     for its states again, ``prefill_chunk`` tokens at a time.
@@ -37,6 +41,7 @@ class Eagle(Chain):
       config: the head's shape.
       params: its weights, the tree of ``modules.structure(models.eagle.Eagle, config)``.
       tokens: i32[D], the target's id of each token that the head can draft.
+      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
       prefill_chunk: tokens fed at a time when the head is behind.
     """
@@ -44,8 +49,17 @@ class Eagle(Chain):
     config: EagleConfig
     params: dict
     tokens: jax.Array
+    tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
     prefill_chunk: int = 64
+
+    def __post_init__(self):
+        if self.tree is not None:
+            object.__setattr__(self, "tree", tree_of(self.tree))
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        grown: Any = self.tree
+        return (1 + (num_speculative_tokens if grown is None else grown.size(num_speculative_tokens)),)
 
     def taps(self, target: LM) -> tuple[int, ...]:
         del target
@@ -60,9 +74,12 @@ class Eagle(Chain):
             )
         if not all(0 <= after <= c.num_hidden_layers for after in own.taps):
             raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
+        if self.tree is not None:
+            check_tree(target, self.tree)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
-        cache = eagle.alloc_cache(self.config, batch, capacity + num_speculative_tokens, target.dtype)
+        room = capacity + self.widths(num_speculative_tokens)[-1]
+        cache = eagle.alloc_cache(self.config, batch, room, target.dtype)
         feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
 
@@ -72,23 +89,47 @@ class Eagle(Chain):
         head = modules.merge(eagle.Eagle, self.config, self.params)
         own = self._catch_up(target, head, state)
 
+        draft, cache = (self._chain if self.tree is None else self._tree)(
+            target, head, own, state, keys, num_speculative_tokens
+        )
+        own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
+        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
+
+    def _chain(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         def next_logits(carry, previous, last, position):
             feature, cache = carry
             at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
             hidden, cache = head(target.embed(last)[:, None], feature[:, None], at)
             return self._spread(head.head(hidden)[:, 0], target), (hidden[:, 0], cache)
 
-        vocab = target.config.vocab_size
-        draft, (_, cache) = draw_chain(
-            next_logits, (own.feature, own.cache), state, keys, num_speculative_tokens, vocab, self.temperature
-        )
-        own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
-        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
+        first, vocab = (own.feature, own.cache), target.config.vocab_size
+        draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
+        return draft, cache
+
+    def _tree(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
+        root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
+        rows = jnp.arange(root.shape[0])
+
+        def step(carry, tokens: jax.Array, level: Level):
+            above, cache = carry  # [B, W', H] the outputs of the level before
+            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape[1:]))
+            mask = tree.seen(sees, root + 1, cache.capacity)
+            positions = jnp.broadcast_to(root[:, None] + level.depth, tokens.shape)
+            at = kv.with_lengths(cache, root + 1 + level.fed)
+            hidden, cache = head(target.embed(tokens), above[rows[:, None], level.parents], at, positions, mask)
+            return self._spread(head.head(hidden), target), (hidden, cache)
+
+        last = state.tokens[rows, state.lengths - 1]
+        hidden, cache = head(target.embed(last)[:, None], own.feature[:, None], kv.with_lengths(own.cache, root))
+        grown: Any = self.tree
+        logits, vocab = self._spread(head.head(hidden)[:, 0], target), target.config.vocab_size
+        draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
+        return draft, cache
 
     def _spread(self, logits: jax.Array, target: LM) -> jax.Array:
-        """Logits f32[B, D] over the target's vocabulary, f32[B, V]: what the head can't draft has none."""
-        nothing = jnp.full((logits.shape[0], target.config.vocab_size), -jnp.inf)
-        return nothing.at[:, self.tokens].set(logits)
+        """Logits f32[..., D] over the target's vocabulary, f32[..., V]: what the head can't draft has none."""
+        nothing = jnp.full((*logits.shape[:-1], target.config.vocab_size), -jnp.inf)
+        return nothing.at[..., self.tokens].set(logits)
 
     def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
@@ -151,5 +192,5 @@ def _lags(own: EagleState, state: DecodeState) -> jax.Array:
 
 
 jax.tree_util.register_dataclass(
-    Eagle, data_fields=["params", "tokens"], meta_fields=["config", "temperature", "prefill_chunk"]
+    Eagle, data_fields=["params", "tokens"], meta_fields=["config", "tree", "temperature", "prefill_chunk"]
 )

@@ -1,84 +1,136 @@
 """Growing a token tree level by level from anything that gives next-token logits: what all tree drafters share."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import random, sampling
+from specjax.drafters.base import static
 from specjax.drafters.sampled import at_temperature, fit
-from specjax.topology import Topology
+from specjax.models.lm import LM
+from specjax.topology import Topology, from_widths
 from specjax.types import DecodeState, Draft
 from specjax.verify import multi
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that have children: what a draft is asked about in one call. Static."""
+    """The nodes of one depth that have children: what a draft is asked about in one call. Rows alike have R = 1."""
 
     depth: int
-    nodes: np.ndarray  # i[W] their numbers
-    parents: np.ndarray  # i[W] the place of each one's parent in the level before
+    parents: Any  # i[R, W] the place of each one's parent in the level before
     fed: int  # nodes fed before this level, the root not counted
-    sees: np.ndarray  # bool[W, fed + W] which of those and of these each node sees, itself included
+    sees: Any  # bool[R, W, fed + W] which of those and of these each node sees, itself included
 
 
 # (carry, tokens i32[B, W], level) -> (logits f32[B, W, V'], carry)
 Step = Callable[[Any, jax.Array, Level], tuple[jax.Array, Any]]
 
 
-def grow_tree(
-    step: Step,
-    logits: jax.Array,
-    carry: Any,
-    topology: Topology,
-    state: DecodeState,
-    keys: jax.Array,
-    vocab: int,
-    temperature: float | None = None,
-    with_replacement: bool = False,
-) -> tuple[Draft, Any]:
-    """A tree of a fixed shape, one call of ``step`` a level, each node under the request's own sampling transforms.
+class Tree(Protocol):
+    """A way to grow trees. Static."""
+
+    @property
+    def most(self) -> int:
+        """Children of one node."""
+        ...
+
+    def size(self, depth: int) -> int:
+        """N, the nodes of a tree ``depth`` deep."""
+        ...
+
+    def grow(
+        self,
+        step: Step,
+        logits: jax.Array,
+        carry: Any,
+        state: DecodeState,
+        keys: jax.Array,
+        depth: int,
+        vocab: int,
+        temperature: float | None,
+    ) -> tuple[Draft, Any]:
+        """A tree of N nodes, ``depth`` deep.
+
+        Args:
+          step: the draft on one level, every node of which sees the committed text and the nodes above it.
+          logits: f32[B, V'] after each row's last token.
+          carry: what the steps pass on.
+          state: the round's.
+          keys: key[B] to draw with.
+          depth: K.
+          vocab: V, the target's; logits of fewer or more tokens are fitted to it.
+          temperature: replaces the request's. At 0 siblings are the best tokens in order, each a point mass.
+
+        Returns:
+          The draft, its ``valid`` False where there was nothing left to draw, and the last carry.
+        """
+        ...
+
+
+def tree_of(shape: "Tree | Topology | Sequence[int]") -> Tree:
+    """A tree as it is, or that of a fixed topology or of widths. Raises ValueError as :func:`from_widths`."""
+    if isinstance(shape, Topology):
+        return FixedTree(shape)
+    return FixedTree(from_widths(shape)) if isinstance(shape, Sequence) else shape
+
+
+def check_tree(target: LM, tree: Any) -> None:
+    """Raises ValueError if a node has more children than the target has tokens."""
+    if tree.most > target.config.vocab_size:
+        raise ValueError(
+            f"a node of the tree has {tree.most} children, but the vocabulary only {target.config.vocab_size} tokens"
+        )
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class FixedTree:
+    """A tree of a fixed shape, each node under the request's own sampling transforms.
 
     Nodes of one depth share their noise, that of their absolute position, whoever their parents are: only children of
     one node are ever judged, and their law given that node is what q says. So a tree of width 1 is the chain.
 
     Args:
-      step: the draft on one level, every node of which sees the committed text and the nodes above it.
-      logits: f32[B, V'] after each row's last token.
-      carry: what the steps pass on.
-      topology: the tree.
-      state: the round's.
-      keys: key[B] to draw with.
-      vocab: V, the target's; logits of fewer or more tokens are fitted to it.
-      temperature: replaces the request's. At 0 siblings are the best tokens in order, each a point mass.
+      topology: cut to K levels; where it has fewer, its first deepest leaf goes on as a chain.
       with_replacement: siblings are independent draws, duplicates and all; else no two are alike.
-
-    Returns:
-      The draft, its ``valid`` False where q left nothing to draw, and the last carry.
     """
-    params = at_temperature(state.sampling, temperature)
-    rows, logits = logits.shape[0], logits[:, None]
-    tokens, drawn_from = jnp.zeros((rows, 0), jnp.int32), []
-    for level in levels_of(topology):
-        if level.depth > 0:
-            logits, carry = step(carry, tokens[:, level.nodes - 1], level)
-        way = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in level.nodes], int)  # [W, depth]
-        path = tokens[:, way - 1].reshape(rows, len(level.nodes), level.depth)
-        context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, path)
-        children = np.flatnonzero(np.isin((-1, *topology.parents), level.nodes))
-        parents = np.searchsorted(level.nodes, np.array(topology.parents)[children - 1])
-        at = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
-        drawn, q = draw_children(
-            fit(logits, vocab), params, context, at, parents, topology.ranks[children], with_replacement
-        )
-        tokens = jnp.concatenate([tokens, drawn], axis=1)
-        drawn_from.append(q)
-    probs = jnp.concatenate(drawn_from, axis=1)
-    valid = jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0] > 0
-    shape = jnp.broadcast_to(jnp.array(topology.parents, jnp.int32), tokens.shape)
-    return Draft(tokens, valid, None if temperature == 0 else probs, shape), carry
+
+    topology: Topology
+    with_replacement: bool = False
+
+    @property
+    def most(self) -> int:
+        return int(self.topology.ranks.max()) + 1
+
+    def size(self, depth: int) -> int:
+        return len(self.topology.of_depth(depth).parents) if depth else 0
+
+    def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
+        topology, params = self.topology.of_depth(depth), at_temperature(state.sampling, temperature)
+        rows, logits = logits.shape[0], logits[:, None]
+        tokens, drawn_from = jnp.zeros((rows, 0), jnp.int32), []
+        for nodes, level in levels_of(topology):
+            if level.depth > 0:
+                logits, carry = step(carry, tokens[:, nodes - 1], level)
+            way = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in nodes], int)  # [W, depth]
+            path = tokens[:, way - 1].reshape(rows, len(nodes), level.depth)
+            context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, path)
+            children = np.flatnonzero(np.isin((-1, *topology.parents), nodes))
+            parents = np.searchsorted(nodes, np.array(topology.parents)[children - 1])
+            at = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
+            drawn, q = draw_children(
+                fit(logits, vocab), params, context, at, parents, topology.ranks[children], self.with_replacement
+            )
+            tokens = jnp.concatenate([tokens, drawn], axis=1)
+            drawn_from.append(q)
+        probs = jnp.concatenate(drawn_from, axis=1)
+        valid = jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0] > 0
+        shape = jnp.broadcast_to(jnp.array(topology.parents, jnp.int32), tokens.shape)
+        return Draft(tokens, valid, None if temperature == 0 else probs, shape), carry
 
 
 def draw_children(
@@ -127,15 +179,15 @@ def draw_children(
     return drawn[:, parents, ranks].astype(jnp.int32), given[:, parents, ranks]
 
 
-def levels_of(topology: Topology) -> list[Level]:
-    """What is asked about, level by level, from the root down."""
+def levels_of(topology: Topology) -> list[tuple[np.ndarray, Level]]:
+    """What is asked about, level by level, from the root down, with the nodes' numbers i[W]."""
     depths, inner = topology.depths, np.unique(topology.parents)
-    levels: list[Level] = []
+    levels: list[tuple[np.ndarray, Level]] = []
     for depth in range(topology.depth):
         nodes = inner[depths[inner] == depth]
         above = inner[(depths[inner] < depth) & (inner > 0)]
-        before = levels[-1].nodes if levels else np.zeros(1, int)
+        before = levels[-1][0] if levels else np.zeros(1, int)
         parents = np.searchsorted(before, np.array((0, *topology.parents))[nodes])
         sees = topology.ancestors[np.ix_(nodes, np.concatenate([above, nodes]))]
-        levels.append(Level(depth, nodes, parents, len(above), sees))
+        levels.append((nodes, Level(depth, parents[None], len(above), sees[None])))
     return levels

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax import tree
-from specjax.drafters.grow import Level, grow_tree
+from specjax.drafters.grow import Level, Tree, check_tree, tree_of
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up
 from specjax.models import cache as kv
 from specjax.models.lm import LM
-from specjax.topology import Topology, from_widths
+from specjax.topology import Topology
 from specjax.types import DecodeState, Draft, Outcome
 from specjax.verify.chain import row_at
 
@@ -25,9 +24,8 @@ class TreeModel:
 
     Args:
       lm: the draft model.
-      topology: the tree, or its widths: (3, 2, 1) has three first tokens, two after each, one after each of those.
-        It is cut to num_speculative_tokens levels; where it has fewer, its first deepest leaf goes on as a chain.
-      with_replacement: siblings are independent draws, duplicates and all.
+      tree: how it grows (``grow.FixedTree``, ``dynamic_tree.DynamicTree``), a topology, or widths: (3, 2, 1) has three
+        first tokens, two after each, one after each of those. It has num_speculative_tokens levels.
       temperature: replaces the request's while drafting. 0 takes the best tokens, as point masses.
       prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause.
 
@@ -36,23 +34,17 @@ class TreeModel:
     """
 
     lm: LM
-    topology: Topology | Sequence[int]
-    with_replacement: bool = False
+    tree: Tree | Topology | Sequence[int]
     temperature: float | None = None
     prefill_chunk: int = 64
 
     def __post_init__(self):
-        if isinstance(self.topology, Sequence):
-            object.__setattr__(self, "topology", from_widths(self.topology))
+        object.__setattr__(self, "tree", tree_of(self.tree))
         if isinstance(self.temperature, float | int) and not 0 <= self.temperature < float("inf"):
             raise ValueError(f"draft temperature must be a finite number >= 0, got {self.temperature!r}")
 
-    def _tree(self, depth: int) -> Topology:
-        assert isinstance(self.topology, Topology)
-        return self.topology.of_depth(depth)
-
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (len(self._tree(num_speculative_tokens).parents) + 1,) if num_speculative_tokens else (1,)
+        return (self.tree.size(num_speculative_tokens) + 1,)  # type: ignore[union-attr]
 
     def taps(self, target: LM) -> tuple[int, ...]:
         del target
@@ -60,10 +52,7 @@ class TreeModel:
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)
-        assert isinstance(self.topology, Topology)
-        most, vocab = int(self.topology.ranks.max()) + 1, target.config.vocab_size
-        if most > vocab:
-            raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
+        check_tree(target, self.tree)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target, num_speculative_tokens
@@ -83,18 +72,18 @@ class TreeModel:
         last = row_at(out.logits, state.lengths - 1 - fed)
 
         def step(cache, tokens: jax.Array, level: Level):
-            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape))
+            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape[1:]))
             mask = tree.seen(sees, state.lengths, cache.capacity)
             positions = jnp.broadcast_to(state.lengths[:, None] + level.depth - 1, tokens.shape)
             out = self.lm(tokens, kv.with_lengths(cache, state.lengths + level.fed), positions, mask)
             return out.logits, out.cache
 
-        topology, vocab = self._tree(num_speculative_tokens), target.config.vocab_size
-        draft, cache = grow_tree(
-            step, last, out.cache, topology, state, keys, vocab, self.temperature, self.with_replacement
+        vocab = target.config.vocab_size
+        draft, cache = self.tree.grow(  # type: ignore[union-attr]
+            step, last, out.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
-        positions = state.lengths[:, None] + np.asarray(topology.depths[1:] - 1)
-        fits = positions <= self.lm.config.max_position_embeddings
+        depth = tree.of(draft).depth[:, 1:]
+        fits = state.lengths[:, None] + depth - 1 <= self.lm.config.max_position_embeddings
         own = DraftState(kv.with_lengths(cache, held))
         return draft._replace(valid=draft.valid & fits), state._replace(drafter=own)
 
@@ -107,5 +96,5 @@ class TreeModel:
 
 
 jax.tree_util.register_dataclass(
-    TreeModel, data_fields=["lm"], meta_fields=["topology", "with_replacement", "temperature", "prefill_chunk"]
+    TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk"]
 )
