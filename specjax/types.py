@@ -17,13 +17,13 @@ class Draft(NamedTuple):
     """The proposed tokens of a row: a chain of K, or a tree of N at most K deep (:mod:`specjax.tree`).
 
     In a tree the last committed token is node 0 and token i is node i + 1. Parents come before their children, and
-    children of one node are judged in the order in which they stand.
+    children of one node are judged in the order in which they stand. A child's q is what it was drawn from given its
+    earlier siblings: renormalised without them, if no two are to be alike.
     """
 
     tokens: jax.Array  # i32[B, N]
     valid: jax.Array  # bool[B, N]: proposed at all; nothing below a False counts
-    probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from, given its earlier siblings (without
-    # replacement: renormalised); None: point masses (greedy, n-gram)
+    probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
     parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
 
 

@@ -22,6 +22,8 @@ class Level(NamedTuple):
     parents: np.ndarray  # i[W] the place of each one's parent in the level before
     fed: int  # nodes fed before this level, the root not counted
     sees: np.ndarray  # bool[W, fed + W] which of those and of these each node sees, itself included
+    way: np.ndarray  # i[W, depth] the nodes on the way to each, itself included
+    children: tuple[np.ndarray, np.ndarray]  # i[C] the place of each child's parent among these, and i[C] its rank
 
 
 # (carry, tokens i32[B, W], level) -> (logits f32[B, W, V'], carry)
@@ -59,20 +61,15 @@ def grow_tree(
       The draft, its ``valid`` False where q left nothing to draw, and the last carry.
     """
     params = at_temperature(state.sampling, temperature)
-    rows, logits = logits.shape[0], logits[:, None]
-    tokens, drawn_from = jnp.zeros((rows, 0), jnp.int32), []
+    logits, drawn_from = logits[:, None], []
+    tokens = jnp.zeros((len(logits), 0), jnp.int32)
     for level in levels_of(topology):
         if level.depth > 0:
             logits, carry = step(carry, tokens[:, level.nodes - 1], level)
-        way = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in level.nodes], int)  # [W, depth]
-        path = tokens[:, way - 1].reshape(rows, len(level.nodes), level.depth)
+        path = tokens[:, level.way - 1]  # [B, W, depth]
         context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, path)
-        children = np.flatnonzero(np.isin((-1, *topology.parents), level.nodes))
-        parents = np.searchsorted(level.nodes, np.array(topology.parents)[children - 1])
         at = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
-        drawn, q = draw_children(
-            fit(logits, vocab), params, context, at, parents, topology.ranks[children], with_replacement
-        )
+        drawn, q = draw_children(fit(logits, vocab), params, context, at, *level.children, with_replacement)
         tokens = jnp.concatenate([tokens, drawn], axis=1)
         drawn_from.append(q)
     probs = jnp.concatenate(drawn_from, axis=1)
@@ -137,5 +134,8 @@ def levels_of(topology: Topology) -> list[Level]:
         before = levels[-1].nodes if levels else np.zeros(1, int)
         parents = np.searchsorted(before, np.array((0, *topology.parents))[nodes])
         sees = topology.ancestors[np.ix_(nodes, np.concatenate([above, nodes]))]
-        levels.append(Level(depth, nodes, parents, len(above), sees))
+        way = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in nodes], int)
+        born = np.isin((-1, *topology.parents), nodes)
+        children = np.searchsorted(nodes, np.array((-1, *topology.parents))[born]), topology.ranks[born]
+        levels.append(Level(depth, nodes, parents, len(above), sees, way, children))
     return levels
