@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import record, timing, trace
+from specjax import memory, record, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
 from specjax.metrics import Totals
@@ -51,6 +51,7 @@ def parse(argv) -> argparse.Namespace:
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
     add("--profile", action="store_true", help="also time a plain step, a draft and a verification, each by itself")
+    add("--memory", action="store_true", help="show how much memory weights and caches take, the drafter's too")
     add(
         "--json", nargs="?", const="-", metavar="FILE",
         help="write the record of the run to FILE (scripts/report.py makes a page of it); without FILE print it "
@@ -65,6 +66,8 @@ def parse(argv) -> argparse.Namespace:
         parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
     if args.stream and (args.json == "-" or args.compare or args.trace):
         parser.error("--stream can't go with --json without FILE, --compare or --trace")
+    if args.memory and args.json == "-":
+        parser.error("--memory prints a line, so it can't go with --json without FILE")
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
     if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
@@ -172,6 +175,9 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.profile:
         print(profile_line(times["calls"]))
+    if args.memory:
+        sizes = memory.report(lm, prompts, **options)
+        print("; ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in sizes.items()))
 
 
 def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:

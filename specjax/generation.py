@@ -230,7 +230,8 @@ class Stream:
             for row, entry in zip(self._trace, trace.rounds_of(info, self._job.lm.tokenizer), strict=True):
                 row += [entry] if entry else []
         self._described = len(self._infos)
-        return [trace.cut(rounds, len(row.tokens)) for rounds, row in zip(self._trace, self._rows, strict=True)]
+        rows = zip(self._trace, self._rows, self._job.prompts, strict=True)
+        return [trace.cut(rounds, len(prompt) + len(row.tokens)) for rounds, row, prompt in rows]
 
     def _run(self) -> Iterator[Event]:
         job, began = self._job, time.perf_counter()

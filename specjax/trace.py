@@ -1,5 +1,6 @@
 """Rounds as people and programs read them: what was drafted, with q and p, its fate, and the target's own token."""
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,18 +42,14 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
     return entries
 
 
-def cut(rounds: Sequence[dict], tokens: int) -> list[dict]:
-    """The rounds that gave a row's first ``tokens`` tokens; what lies past them counts as not accepted."""
-    kept, left = [], tokens
-    for entry in rounds:
-        if left <= 0:
-            break
-        size = sum(d["accepted"] for d in entry["drafted"]) + (entry["token"] is not None)
-        if size > left:
-            drafted = [{**d, "accepted": d["accepted"] and i < left} for i, d in enumerate(entry["drafted"])]
-            entry = {**entry, "drafted": drafted, "token": None, "text": None, "kind": None}
-        kept.append(entry)
-        left -= size
+def cut(rounds: Sequence[dict], end: int) -> list[dict]:
+    """The rounds that gave a row's tokens before position ``end``; what lies past it counts as not accepted."""
+    kept = list(rounds[: bisect.bisect_left(rounds, end, key=lambda entry: entry["position"])])
+    if kept:  # only the last can reach past the end
+        last, left = kept[-1], end - kept[-1]["position"]
+        if sum(d["accepted"] for d in last["drafted"]) + (last["token"] is not None) > left:
+            drafted = [{**d, "accepted": d["accepted"] and i < left} for i, d in enumerate(last["drafted"])]
+            kept[-1] = {**last, "drafted": drafted, "token": None, "text": None, "kind": None}
     return kept
 
 

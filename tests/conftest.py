@@ -2,5 +2,10 @@
 
 import os
 
-# Compiling is most of the time, and small models gain nothing from optimised machine code: a third less of it.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
+# makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
+# every core has a process of its own.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)

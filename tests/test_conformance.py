@@ -95,7 +95,8 @@ def table_trial(p, q, verifier="rejection", temperature=None) -> Trial:
     """Target and draft as tables, in the shape of the others."""
     shape = {k: v for k, v in SHAPE.items() if k != "vocab_size"}
     target, draft = (testing.table_lm(x, **shape) for x in (p, q))
-    return trial(DraftModel(draft, temperature=temperature, prefill_chunk=4), verifier, target)
+    drafter = DraftModel(draft, temperature=temperature, prefill_chunk=4)
+    return trial(drafter, verifier, target, draws=800)  # made to show a fault plainly, so they need no more
 
 
 def test_plain_decoding_follows_the_enumerated_law():

@@ -71,8 +71,9 @@ class _State:
 def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     target, draft = (tiny_lm(seed, std=0.6, dtype=jnp.bfloat16, vocab_size=8) for seed in (3, 4))
     rows, prompt = 8000, [1, 2, 3]
+    drafter = DraftModel(draft, prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
     drawn = sample_sequences(
-        target, prompt, rows, 2, drafter=DraftModel(draft), num_speculative_tokens=2, temperature=temperature
+        target, prompt, rows, 2, drafter=drafter, num_speculative_tokens=2, temperature=temperature
     )
     law = joint_law(target, prompt, 2, temperature=temperature)
     assert chi_square(count_sequences(drawn, 8), law) > 1e-4
@@ -93,7 +94,7 @@ def test_b13_q_is_the_float32_array_that_was_sampled():
     assert isinstance(state.sampling, sampling.SamplingParams)
 
 
-DEEP = tiny_lm(1, vocab_size=8, std=0.7, num_hidden_layers=4, max_position_embeddings=256)
+DEEP = tiny_lm(1, vocab_size=8, std=0.7, num_hidden_layers=2, max_position_embeddings=256)
 ROWS = [[1, 2, 3, 1, 2], [4]]
 
 
@@ -115,9 +116,9 @@ def test_b18_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_accept
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (dict(exit_layer=5), "exit_layer must be from 1 to the target's 4 layers, got 5"),
-        (dict(skip_mlp=(4,)), "skip_mlp must name layers 0 to 3"),
-        (dict(skip_attention=(-1,)), "skip_attention must name layers 0 to 3"),
+        (dict(exit_layer=3), "exit_layer must be from 1 to the target's 2 layers, got 3"),
+        (dict(skip_mlp=(2,)), "skip_mlp must name layers 0 to 1"),
+        (dict(skip_attention=(-1,)), "skip_attention must name layers 0 to 1"),
     ],
 )
 def test_layers_that_are_not_there_are_refused(wrong, says):

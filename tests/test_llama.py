@@ -158,7 +158,8 @@ def test_b21_b25_b32_rollback_equals_a_fresh_prefill(name):
         fresh[row, length : length + 6] = OTHERS[row, :6]
     alone, _ = prefill(lm, fresh)
     for row, length in enumerate(kept):
-        np.testing.assert_allclose(logits[row], alone[row, length : length + 6], atol=1e-5, rtol=0)
+        # Two programs, so they round apart; a single stale entry would be far outside.
+        np.testing.assert_allclose(logits[row], alone[row, length : length + 6], atol=1e-4, rtol=0)
     assert jax.tree.map(jnp.shape, cache) == before
     compiled = call._cache_size()
     feed(lm, OTHERS[:, :6], kv.with_lengths(cache, jnp.array(kept - 1, jnp.int32)))

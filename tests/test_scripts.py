@@ -46,10 +46,11 @@ def run(capsys, *args):
 
 
 def test_text_and_record(capsys, folder):
-    code, out, err = run(capsys, "--model", folder, "--prompt", "abcabcabc")
+    code, out, err = run(capsys, "--model", folder, "--prompt", "abcabcabc", "--memory")
     assert code == 0 and not err
     lines = out.strip().splitlines()
-    assert "tokens 12 in" in lines[-3] and "acceptance rate" in lines[-2] and "tokens/s" in lines[-1]
+    assert "tokens 12 in" in lines[-4] and "acceptance rate" in lines[-3] and "tokens/s" in lines[-2]
+    assert "target weights" in lines[-1] and "draft state 0.0 MB" in lines[-1]
 
 
 def test_streamed_text_is_the_text(capsys, folder):
@@ -144,6 +145,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--draft-model", "x"], "--drafter model"),
         (["--compare", "--drafter", "none"], "nothing to compare"),
         (["--stream", "--json"], "--stream"),
+        (["--memory", "--json"], "--memory"),
         (["--compare", "--trace"], "--trace"),
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),

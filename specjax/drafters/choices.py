@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax import drafters as d
 from specjax.datastore import Datastore
+from specjax.drafters import files
 from specjax.models.lm import LM
 from specjax.types import Drafter
 
@@ -21,6 +22,10 @@ class Choice:
 # Keywords of argparse. One without a default must be given.
 FLAGS: dict[str, dict[str, Any]] = {
     "draft_model": dict(metavar="MODEL", help="a smaller model with the same tokenizer, named as --model is"),
+    "trained": dict(
+        metavar="NAME",
+        help=f"a drafter that comes with specjax ({', '.join(files.shipped())}) or a file of scripts/train_drafter.py",
+    ),
     "prompt_lookup_max": dict(type=int, default=3, help="longest match looked for"),
     "prompt_lookup_min": dict(type=int, default=2, help="shortest match"),
     "exit_layer": dict(type=int, default=None, help="the first layer left out, with all after it"),
@@ -74,6 +79,10 @@ CHOICES = {
         lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
     ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
+    "trained": Choice(lambda target, args: files.load(args.trained, target), ("trained",)),
+    "ngram-trained": Choice(
+        lambda target, args: d.FirstOf(_lookup(args), files.load(args.trained, target)), (*LOOKUP, "trained")
+    ),
     "ngram-model": Choice(
         lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")
     ),
@@ -115,7 +124,12 @@ POLICY_FLAGS: dict[str, dict[str, Any]] = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds ``--drafter``, ``--adaptive`` and the flags of every choice."""
-    parser.add_argument("--drafter", choices=CHOICES, default="ngram", help="who proposes tokens (%(default)s)")
+    names = ["auto", *CHOICES]
+    parser.add_argument(
+        "--drafter", choices=names, default="auto", metavar="NAME",
+        help="who proposes tokens: ngram-trained with the drafter that comes with specjax for this model, else ngram "
+        f"(auto); or one of {', '.join(CHOICES)}",
+    )  # fmt: skip
     parser.add_argument("--adaptive", choices=POLICIES, help="choose K while running, up to num-speculative-tokens")
     for option, choices, flags in _groups():
         for name, spec in flags.items():
@@ -126,11 +140,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace) -> None:
-    """Fills in the chosen drafter's defaults.
+    """Settles which drafter ``auto`` is, and fills in the chosen one's defaults.
 
     Raises:
       ValueError: if a flag of another choice was given, or one that this choice needs was not.
     """
+    if args.drafter == "auto":
+        own = files.shipped_for(args.model)
+        args.drafter, args.trained = ("ngram-trained", args.trained or own) if own else ("ngram", args.trained)
     for option, choices, flags in _groups():
         chosen = getattr(args, option)
         used = choices[chosen].flags if chosen else ()

@@ -57,6 +57,15 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
 
 
+def shipped_for(model: str) -> str | None:
+    """The shipped drafter to use with a model, by the name that :func:`specjax.load` knows it by."""
+    for name in shipped():
+        head = read_about(name)
+        if head["kind"] == "eagle3" and head["about"]["model"] == model:
+            return name
+    return None
+
+
 def read_about(name_or_path: str | Path) -> dict:
     """Kind, configuration and notes of a drafter's file. Raises as :func:`load`."""
     from safetensors import safe_open

@@ -101,11 +101,3 @@ def mixture(weights: jax.Array, values: Buffer, dtype) -> jax.Array:
 def with_lengths(cache: KVCache, lengths: jax.Array) -> KVCache:
     """Commits or rolls back to i32[B] lengths."""
     return cache._replace(lengths=lengths)
-
-
-def nbytes(config: LlamaConfig, batch: int, capacity: int, dtype) -> int:
-    """Bytes that :func:`alloc` takes on the device."""
-    return sum(
-        leaf.size * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(jax.eval_shape(lambda: alloc(config, batch, capacity, dtype)))
-    )

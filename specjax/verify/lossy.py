@@ -1,6 +1,6 @@
 """Verifiers that trade exactness for acceptance. ``generate`` refuses them unless ``lossy=True``.
 
-docs/exactness.md lists what each costs on small tables, in total variation; tests/test_verify.py measures it.
+docs/exactness.md lists what each costs on small tables, in total variation; tests/test_lossy.py measures it.
 None looks past a refusal, so redrawing a refused position with the same key is as sound as for ``Rejection``.
 """
 

@@ -33,15 +33,15 @@ TABLE_LAW = "tests/test_verify.py::test_joint_law_over_rounds[drawn-rejection]"
 B01 = "tests/test_conformance.py::test_b01_a_greedy_draft_is_a_point_mass[0.0]"
 B03 = "tests/test_verify.py::test_b03_the_residual_is_normalised_and_keeps_its_zeros[rejection]"
 B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[rejection]"
-B08 = "tests/test_verify.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
+B08 = "tests/test_multi.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
 B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
 B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
 TREE_LAW = LAW_OF("tree")
 TREE_TEXT = "tests/test_conformance.py::test_coupled_is_plain_token_for_token_under_sampling[tree]"
 TREE_CACHE = "tests/test_tree.py::test_after_a_tree_the_cache_holds_the_accepted_path[None]"
 TREE_B08 = "tests/test_tree.py::test_b08_the_first_token_has_the_targets_law[{}-3-False]".format
-BLOCK = "tests/test_verify.py::test_block_draws_anew_in_every_round[Block]"
-BLOCK_LAW = "tests/test_verify.py::test_block_commits_with_the_targets_law[3-2]"
+BLOCK = "tests/test_block.py::test_block_draws_anew_in_every_round[Block]"
+BLOCK_LAW = "tests/test_block.py::test_block_commits_with_the_targets_law[3-2]"
 
 
 def fault(*caught_by):

@@ -1,0 +1,133 @@
+"""Training: losses, acceptance in use, going on bit for bit after a break, and the texts that are learned from."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.drafters import DraftModel, Eagle
+from specjax.models.eagle import EagleConfig
+from specjax.testing import tiny_lm
+from specjax.training import loop, losses
+from specjax.training.draft import DraftObjective
+from specjax.training.eagle import EagleObjective
+from specjax.training.texts import Texts, dialogues
+
+TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
+CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
+HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
+RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
+
+
+def own_texts(count: int = 48, size: int = 24) -> Texts:
+    prompts = [[i % 24, i // 24] for i in range(count)]
+    said = specjax.generate(TARGET, prompts, temperature=1.0, max_new_tokens=size - 2, ignore_eos=True).tokens
+    return Texts.of([p + t for p, t in zip(prompts, said, strict=True)], [2] * count, size, 24)
+
+
+TEXTS = own_texts()
+
+
+def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
+    p = jnp.array([[0.5, 0.3, 0.1], [0.0, 1.0, 0.0]])  # the first row's token 3 can't be drafted
+    q = jnp.array([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])
+    following = jnp.array([3, 1])
+    log_q = jnp.log(q)
+    np.testing.assert_allclose(losses.cross_entropy(p, log_q, following), [0.0, np.log(4)], rtol=1e-6)
+    np.testing.assert_allclose(losses.kl(p, log_q, following)[1], np.log(4), rtol=1e-6)
+    np.testing.assert_allclose(losses.rejection(p, log_q, following), [1 - 0.6, 1 - 0.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize("objective", [HEAD, DraftObjective.from_layers(TARGET, (0, 2))], ids=["eagle", "draft"])
+def test_training_raises_acceptance_in_use(objective):
+    """What the loop reports is what a run shows: acceptance rises, and the drafter of the weights decodes with it."""
+    params, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=20)
+
+    def acceptance(params):
+        if objective is HEAD:
+            drafter = Eagle(CONFIG, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
+        else:
+            drafter = DraftModel(objective.lm(params, jnp.float32))
+        out = specjax.generate(
+            TARGET, [[i] for i in range(24)], drafter=drafter, num_speculative_tokens=2, temperature=1.0,
+            max_new_tokens=24, ignore_eos=True,
+        )  # fmt: skip
+        return sum(m.num_accepted_tokens for m in out.metrics) / sum(m.num_draft_tokens for m in out.metrics)
+
+    before, after = acceptance(objective.init(0)), acceptance(params)
+    assert after > before + 0.05, (before, after)
+    assert [c["step"] for c in curve] == [20, 40] and np.all(np.isfinite(curve[-1]["held_out_loss"]))
+
+
+@pytest.mark.parametrize("loss", losses.LOSSES)
+def test_every_loss_falls(loss):
+    objective = dataclasses.replace(HEAD, loss=loss)
+    _, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=10)
+    assert np.mean(curve[-1]["train_loss"]) < np.mean(curve[0]["train_loss"])
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=12)
+
+    def train(folder, progress=lambda line: None):
+        return loop.train(HEAD, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), recipe, folder, every=4, progress=progress)
+
+    def kill(line):
+        if line["step"] == 8:
+            raise Killed
+
+    whole, _ = train(tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(tmp_path / "broken", kill)
+    resumed, curve = train(tmp_path / "broken")
+    assert curve[0]["step"] == 8, "it begins from the last checkpoint, that of step 4"
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+def test_each_epoch_shows_every_text_once():
+    recipe = dataclasses.replace(RECIPE, batch=12)
+    epochs = [np.concatenate([loop.batch_of(TEXTS, recipe, 4 * e + i)[0] for i in range(4)]) for e in range(2)]
+    for shown in epochs:
+        assert sorted(map(tuple, shown)) == sorted(map(tuple, TEXTS.tokens))
+    assert not np.array_equal(*epochs)
+
+
+class Template:
+    """A tokenizer whose text is digits, and whose template puts 20 21 before a turn and 22 23 after it."""
+
+    vocab_size = 24
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) % 19 for c in text]
+
+    def decode(self, ids, skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, ids))
+
+    def apply_chat_template(self, message: str, add_generation_prompt: bool = True) -> list[int]:
+        return [20, 21, *self.encode(message), 22, 23]
+
+
+def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path):
+    lm = dataclasses.replace(
+        TARGET, tokenizer=Template(), config=dataclasses.replace(TARGET.config, eos_token_ids=(19,))
+    )
+    texts = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
+    assert texts.tokens.shape == (8, 60), "whole batches"
+    assert texts.tokens[0, :7].tolist() == [20, 21, *Template().encode("abc"), 22, 23]
+    for row, length in zip(texts.tokens, texts.lengths, strict=True):
+        assert row[:2].tolist() == [20, 21] and 22 in row[2 : 2 + 12 + 20]
+        assert length == 60 or row[length - 1] == 19
+    assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - 2)
+    again = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
+    assert np.array_equal(again.tokens, texts.tokens)
+    texts.save(tmp_path / "t.npz")
+    assert np.array_equal(Texts.load(tmp_path / "t.npz").tokens, texts.tokens)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        dialogues(TARGET, 4)
