@@ -35,11 +35,11 @@ def test_lenience_bounds_every_token(lenience, seed):
         np.testing.assert_allclose(law, p, atol=1e-6)
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-def test_lenience_1_is_rejection_token_for_token(greedy):
+def test_lenience_1_is_rejection_token_for_token():
+    """Of a sampled draft; of point masses the laws are equal, which enumeration shows."""
     p, q = (pad(x) for x in tables(1))
     rows = (jnp.arange(ROWS) % 3, jnp.arange(ROWS) % 7, KEYS)
-    exact, lenient = (table_round(v, 3, p, q, *rows, greedy) for v in (Rejection(), Lenient(1.0)))
+    exact, lenient = (table_round(v, 3, p, q, *rows) for v in (Rejection(), Lenient(1.0)))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), exact, lenient))
 
 

@@ -30,13 +30,20 @@ class Coupled:
         return random.fold(keys, random.TOKEN)  # the target's own noise
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-        shape = tree.of(draft)
-        where = random.at(self.draft_keys(keys, lengths), lengths[:, None] + shape.depth)
-        drawn = random.categorical(where, p)  # [B, N+1]
-        if draft.parents is None:
-            count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
-            return Verdict(count, chain.row_at(drawn, count))
-        agrees = draft.valid & (jnp.take_along_axis(drawn, draft.parents, axis=1) == draft.tokens)
-        agrees &= ~shape.below(jnp.pad(~agrees, ((0, 0), (1, 0))))
-        node = jnp.argmax(jnp.pad(agrees, ((0, 0), (1, 0))) * shape.depth, axis=1)
-        return Verdict(chain.row_at(shape.depth, node), chain.row_at(drawn, node), node)
+        return own_draws(p, draft, self.draft_keys(keys, lengths), lengths)
+
+
+def own_draws(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+    """Draws the target's own token at every node, and goes along the draft as far as it holds them.
+
+    Args: as of ``Verifier.verify``, but keys are those to draw with.
+    """
+    shape = tree.of(draft)
+    drawn = random.categorical(random.at(keys, lengths[:, None] + shape.depth), p)  # [B, N+1]
+    if draft.parents is None:
+        count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
+        return Verdict(count, chain.row_at(drawn, count))
+    agrees = draft.valid & (jnp.take_along_axis(drawn, draft.parents, axis=1) == draft.tokens)
+    agrees &= ~shape.below(jnp.pad(~agrees, ((0, 0), (1, 0))))
+    node = jnp.argmax(jnp.pad(agrees, ((0, 0), (1, 0))) * shape.depth, axis=1)
+    return Verdict(chain.row_at(shape.depth, node), chain.row_at(drawn, node), node)

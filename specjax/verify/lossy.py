@@ -32,7 +32,7 @@ class Lenient(_RedrawsWithOneKey):
     one-hot, nothing changes: see :class:`LenientGreedy`. Leviathan et al. 2023, appendix A.5.
 
     Args:
-      lenience: l in (0, 1]; 1 is ``Rejection``, token for token.
+      lenience: l in (0, 1]; 1 is ``Rejection``: token for token where the draft is sampled, in law where it is not.
 
     Raises:
       ValueError: for any other lenience.

@@ -1,6 +1,7 @@
 """Speculative rejection sampling, the chain rule of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023.
 
-On a tree it is applied again and again, child by child (:mod:`specjax.verify.tree`).
+On a tree it is applied again and again, child by child (:mod:`specjax.verify.tree`). A point mass x is accepted with
+probability p(x), and refused for the rest of p: that is to draw from p and see whether it is x, so it is done so.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from specjax import random
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
+from specjax.verify.coupled import own_draws
 from specjax.verify.tree import recursive_rejection
 
 
@@ -27,6 +29,8 @@ class Rejection:
         return random.fold(keys, random.DRAFT)
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        if draft.probs is None:
+            return own_draws(p, draft, random.fold(keys, random.TOKEN), lengths)
         if draft.parents is not None:
             return recursive_rejection(p, draft, keys, lengths)
         size = draft.tokens.shape[1]

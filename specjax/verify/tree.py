@@ -1,7 +1,4 @@
-"""Recursive rejection on a token tree: at each node its children are judged in turn (Miao et al. 2024, SpecInfer).
-
-One pass over the nodes in index order, which meets every node after its parent and its earlier siblings.
-"""
+"""Recursive rejection on a token tree: at each node its children are judged in turn (Miao et al. 2024, SpecInfer)."""
 
 import jax
 import jax.numpy as jnp
@@ -19,25 +16,31 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
     ``Verifier.verify``.
     """
     shape = tree.of(draft)
-    assert isinstance(shape, tree.Tree) and draft.parents is not None
-    parents, vocab = draft.parents, p.shape[-1]
+    assert isinstance(shape, tree.Tree) and draft.parents is not None and draft.probs is not None
+    parents, probs = draft.parents, draft.probs
     positions = lengths[:, None] + shape.depth[:, 1:] - 1
-    u = random.uniform(random.siblings(random.at(random.fold(keys, random.ACCEPT), positions), ranks(parents)))
+    keys_of = random.at(random.fold(keys, random.ACCEPT), positions)
+    u = random.uniform(random.siblings(keys_of, ranks(parents)))  # [B, N]
+    index = jnp.arange(draft.tokens.shape[1], dtype=lengths.dtype)
 
-    def judge(carry, i):
-        reached, r, mass = carry  # the node reached, and what is aimed at below it
-        token = draft.tokens[:, i]
-        q = jax.nn.one_hot(token, vocab) if draft.probs is None else draft.probs[:, i]
+    def to_judge(reached, last):
+        """Whether a node has a valid child past drafted token ``last``, and the first such."""
+        left = draft.valid & (parents == reached[:, None]) & (index > last[:, None])
+        return jnp.any(left, axis=1), jnp.argmax(left, axis=1).astype(lengths.dtype)
+
+    def judge(carry):
+        reached, last, r, mass = carry  # the node reached, the child last judged, and what is aimed at below it
+        judged, i = to_judge(reached, last)
+        token, q = chain.row_at(draft.tokens, i), chain.row_at(probs, i)
         r_x, q_x = (jnp.take_along_axis(x, token[:, None], axis=1)[:, 0] for x in (r, q))
-        judged = draft.valid[:, i] & (parents[:, i] == reached)
-        accepted = judged & chain.accepts(u[:, i], r_x / mass, q_x)
+        accepted = judged & chain.accepts(chain.row_at(u, i), r_x / mass, q_x)
         rest, left = multi.after_refusal(r, mass, q)
-        r = jnp.where(accepted[:, None], p[:, i + 1], jnp.where(judged[:, None], rest, r))
+        r = jnp.where(accepted[:, None], chain.row_at(p, i + 1), jnp.where(judged[:, None], rest, r))
         mass = jnp.where(accepted, 1.0, jnp.where(judged, left, mass))
-        return (jnp.where(accepted, i + 1, reached), r, mass), None
+        return jnp.where(accepted, i + 1, reached), jnp.where(judged, i, last), r, mass
 
-    start = jnp.zeros_like(lengths), p[:, 0], jnp.ones(lengths.shape)
-    (node, r, _), _ = lax.scan(judge, start, jnp.arange(draft.tokens.shape[1], dtype=lengths.dtype))
+    start = jnp.zeros_like(lengths), jnp.full_like(lengths, -1), p[:, 0], jnp.ones(lengths.shape)
+    node, _, r, _ = lax.while_loop(lambda carry: jnp.any(to_judge(*carry[:2])[0]), judge, start)
     count = chain.row_at(shape.depth, node)
     return Verdict(count, chain.draw(keys, lengths + count, r), node)
 
