@@ -6,6 +6,7 @@ Every figure stands beside its floor: bytes that must be read over the read band
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -26,11 +27,14 @@ from specjax.datastore import Datastore
 from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
 from specjax.metrics import Totals
 from specjax.models import cache as kv
+from specjax.models.quantized import KINDS
 from specjax.testing import planted_pair
+from specjax.timing import Given
+from specjax.topology import from_widths
 from specjax.types import Draft
 from specjax.verify import VERIFIERS
 
-MODES = ("verify", "draft", "arithmetic", "round", "drafters")
+MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
 
 def timed(function, *args, repeats: int = 5) -> float:
@@ -116,6 +120,15 @@ def generation(lm: specjax.LM, prompts, **options) -> dict[str, float]:
     }
 
 
+def given_tree(widths: tuple[int, ...], vocab: int, batch: int) -> Given:
+    """A drafter that proposes random tokens in a tree of these widths, at no cost."""
+    topology = from_widths(widths)
+    size = len(topology.parents)
+    tokens = jax.random.randint(jax.random.key(3), (batch, size), 0, vocab)
+    parents = jnp.broadcast_to(jnp.array(topology.parents, jnp.int32), tokens.shape)
+    return Given(Draft(tokens, jnp.ones(tokens.shape, bool), None, parents), (size + 1,))
+
+
 class Table:
     """Prints and keeps the rows: what, milliseconds, floor, ratio."""
 
@@ -138,6 +151,8 @@ def main() -> None:
     parser.add_argument("--prompt-length", type=int, default=128)
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--quantize", choices=KINDS, help="the target's weights in eight bits")
+    parser.add_argument("--quantize-draft", choices=KINDS, help="the draft's")
     parser.add_argument("--corpus", type=int, default=2_000_000, help="random tokens for retrieval to search")
     parser.add_argument("--devices", type=int, default=1, help="GPUs that share the target (the draft is on each)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="plain decoding is always measured")
@@ -155,6 +170,8 @@ def main() -> None:
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
     dtype = jnp.dtype(args.dtype)
     target, draft, successor = planted_pair(target_config, draft_config, args.alpha, dtype=dtype, mesh=mesh)
+    target = target.quantize(args.quantize) if args.quantize else target
+    draft = draft.quantize(args.quantize_draft) if args.quantize_draft else draft
     step_floor = weight_bytes(target) / args.devices / speed["read"]
     draft_floor = weight_bytes(draft) / speed["read"]
     size, batch = args.num_speculative_tokens, args.batch
@@ -225,6 +242,15 @@ def main() -> None:
             out = generation(target, prompts, drafter=drafter, num_speculative_tokens=size, **common)
             note = f"{out['tokens_per_step']:.2f} a round"
             table.add(f"round, {name}", out["per_round"], step_floor + extra, note)
+    if "trees" in args.modes:  # a round that keeps nothing of a given tree: the block, judging it, moving the path
+        for widths in ((2, 1, 1, 1), (4, 1, 1, 1), (8, 1, 1, 1), (16, 1, 1, 1)):
+            drafter = given_tree(widths, target_config.vocab_size, batch)
+            for name, options in (("point masses, T = 0", {}), ("sampled, T = 1", dict(temperature=1.0))):
+                q = jax.nn.one_hot(drafter.draft.tokens, target_config.vocab_size) if options else None
+                judged = dataclasses.replace(drafter, draft=drafter.draft._replace(probs=q))
+                out = generation(target, prompts, drafter=judged, num_speculative_tokens=4, **options, **common)
+                nodes = drafter.draft.tokens.shape[1]
+                table.add(f"round, tree of {nodes} nodes, {name}", out["per_round"], step_floor)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(

@@ -3,8 +3,11 @@
     python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
 """
 
+import dataclasses
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
@@ -21,33 +24,52 @@ from specjax.metrics import Totals
 from specjax.prompts import encoded_prompts
 
 
-def candidates(lm: specjax.LM, corpus: list[list[int]], known: list[list[int]], files: list[str]) -> dict[str, tuple]:
-    """Name -> (drafter, K). ``known`` is for the oracle alone, ``files`` are of trained drafters."""
+def candidates(
+    lm: specjax.LM, corpus: Callable[[], list[list[int]]], known: list[list[int]], files: list[str]
+) -> dict[str, tuple]:
+    """Name -> (what makes the drafter, K). ``known`` is for the oracle alone, ``files`` are of trained drafters."""
     vocab, layers = lm.config.vocab_size, lm.config.num_hidden_layers
     lookup = d.PromptLookup()
-    retrieval = d.Retrieval.over(Datastore.build(corpus))
     exit_layer = layers * 5 // 6
     skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))  # the best single layer to leave out of the default model
-    trained = {Path(file).stem: load_drafter(file, lm) for file in files}
-    return {
-        **{f"{name}, K = {k}": (drafter, k) for name, drafter in trained.items() for k in (2, 3, 4, 6)},
-        **{f"lookup, else {name}": (d.FirstOf(lookup, drafter), 4) for name, drafter in trained.items()},
-        "prompt lookup, 3..2": (lookup, 5),
-        "prompt lookup, 3..1": (d.PromptLookup(prompt_lookup_min=1), 5),
-        "unigram": (d.NGramTable.count(corpus, vocab, 1), 1),
-        "bigram": (d.NGramTable.count(corpus, vocab, 2), 3),
+
+    def retrieval():
+        return d.Retrieval.over(Datastore.build(corpus()))
+
+    found: dict[str, tuple] = {}
+    for file in files:
+        trained, name = load_drafter(file, lm), Path(file).stem
+        found[f"{name}, chain"] = (lambda trained=trained: trained, 4 if isinstance(trained, d.Eagle) else 3)
+        if isinstance(trained, d.Eagle):
+            for label, tree, size in TREES:
+                grown = dataclasses.replace(trained, tree=tree)
+                found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
+            found[f"lookup, else {name}"] = (lambda grown=grown: d.FirstOf(lookup, grown), size)
+    return found | {
+        "prompt lookup, 3..2": (lambda: lookup, 5),
+        "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
+        "unigram": (lambda: d.NGramTable.count(corpus(), vocab, 1), 1),
+        "bigram": (lambda: d.NGramTable.count(corpus(), vocab, 2), 3),
         "retrieval": (retrieval, 5),
-        "lookup, else retrieval": (d.FirstOf(lookup, retrieval), 5),
-        "jacobi": (d.Jacobi(), 5),
-        f"early exit after layer {exit_layer}": (d.LayerSkip(exit_layer=exit_layer), 3),
-        "layer 4 left out": (skip, 3),
-        "layer 4 left out, K by entropy": (d.Adaptive(skip, d.EntropyGuided()), 4),
-        "lookup, K by heuristic": (d.Adaptive(lookup, d.Heuristic()), 8),
-        "sink 4, window 124": (d.SinkWindow(4, 124), 3),
-        "lookup, else layer skip": (d.FirstOf(lookup, skip), 3),
-        "random": (d.RandomDraft(), 1),
-        "oracle": (d.Oracle.of(known), 8),
-    }  # fmt: skip
+        "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
+        "jacobi": (d.Jacobi, 5),
+        f"early exit after layer {exit_layer}": (lambda: d.LayerSkip(exit_layer=exit_layer), 3),
+        "layer 4 left out": (lambda: skip, 3),
+        "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
+        "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),
+        "sink 4, window 124": (lambda: d.SinkWindow(4, 124), 3),
+        "lookup, else layer skip": (lambda: d.FirstOf(lookup, skip), 3),
+        "random": (d.RandomDraft, 1),
+        "oracle": (lambda: d.Oracle.of(known), 8),
+    }
+
+
+# (name, how it grows, depth), the last of them the one that goes with prompt lookup.
+TREES = (
+    ("tree 3-2-1-1-1", (3, 2, 1, 1, 1), 5),
+    ("dynamic tree of 16", d.DynamicTree(4, 16), 5),
+    ("dynamic tree of 32", d.DynamicTree(6, 32), 6),
+)
 
 
 def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
@@ -74,7 +96,7 @@ def main() -> int:
     parser.add_argument("--per-task", type=int, default=10)
     parser.add_argument("--max-prompt-tokens", type=int, default=600)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--trained", nargs="+", default=shipped(), help="drafter files or names (%(default)s)")
     parser.add_argument("--only", nargs="+", help="names that begin so")
@@ -92,36 +114,47 @@ def run(args) -> None:
         chosen = by_task.setdefault(task, [])
         (chosen if len(chosen) < args.per_task else spare).append(ids)
     spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
-    capacity = args.max_prompt_tokens + args.max_new_tokens + 9
-    common = dict(max_new_tokens=args.max_new_tokens, temperature=args.temperature, capacity=capacity)
+    widest = 1 + max(tree.size(depth) if isinstance(tree, d.DynamicTree) else 30 for _, tree, depth in TREES)
+    common = dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
     device = jax.devices()[0].device_kind
-    print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}, T = {args.temperature}: "
+    print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}: "
           f"{', '.join(f'{len(v)} {k}' for k, v in by_task.items())}; {args.max_new_tokens} new tokens")  # fmt: skip
-    # What tables and datastores know: the target's own words on other prompts.
-    outputs = specjax.generate(lm, spare, **common)
-    corpus = [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
-    plain = {task: measure(lm, prompts, drafter=None, **common) for task, prompts in by_task.items()}
-    known = [p + t for task, prompts in by_task.items() for p, t in zip(prompts, plain[task]["tokens"], strict=True)]
-    rows = {"plain": plain}
-    print(f"{'':<32}{'K':>3}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
-    print(f"{'':<35}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (drafter, size) in candidates(lm, corpus, known, args.trained).items():
+
+    @functools.cache
+    def corpus() -> list[list[int]]:
+        """What tables and datastores know: the target's own words on other prompts."""
+        outputs = specjax.generate(lm, spare, **common)
+        return [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
+
+    def over_tasks(**options) -> dict[str, dict]:
+        return {task: measure(lm, prompts, **options, **common) for task, prompts in by_task.items()}
+
+    plain = {t: over_tasks(drafter=None, temperature=t) for t in args.temperature}
+    known = [
+        p + new for task, prompts in by_task.items()
+        for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)
+    ]  # fmt: skip
+    rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
+    print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
+    print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
+    for name, (make, size) in candidates(lm, corpus, known, args.trained).items():
         if args.only and not any(name.startswith(start) for start in args.only):
             continue
-        found = {
-            task: measure(lm, prompts, drafter=drafter, num_speculative_tokens=size, **common)
-            for task, prompts in by_task.items()
-        }
-        rows[name] = found
-        cells = [cell(found[task], plain[task]) for task in by_task] + [cell(total(found), total(plain))]
-        same = all(found[task]["tokens"] == plain[task]["tokens"] for task in by_task)
-        note = "" if same or args.temperature else "  parts from plain"
-        print(f"{name:<32}{size:>3}" + "".join(f"{c:>24}" for c in cells) + note, flush=True)
+        drafter = make()
+        for t in args.temperature:
+            found = over_tasks(drafter=drafter, num_speculative_tokens=size, temperature=t)
+            rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
+            cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]
+            same = all(found[task]["tokens"] == plain[t][task]["tokens"] for task in by_task)
+            note = "" if same or t else "  parts from plain"
+            print(f"{name:<40}{size:>3}{t:>5}" + "".join(f"{c:>24}" for c in cells) + note, flush=True)
         if args.json:
-            slim = {n: {t: {k: r[k] for k in r if k != "tokens"} for t, r in f.items()} for n, f in rows.items()}
+            slim = [
+                {**row, "tasks": {k: {n: x for n, x in v.items() if n != "tokens"} for k, v in row["tasks"].items()}}
+                for row in rows
+            ]
             about = {"device": device, "jax": jax.__version__, "model": args.model, "dtype": str(lm.dtype)}
-            about |= {"temperature": args.temperature, "per_task": args.per_task, "rows": slim}
-            args.json.write_text(json.dumps(about, indent=1))
+            args.json.write_text(json.dumps({**about, "per_task": args.per_task, "rows": slim}, indent=1))
 
 
 def total(by_task: dict[str, dict]) -> dict:

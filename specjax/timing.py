@@ -23,7 +23,7 @@ from specjax.types import DecodeState, Draft, Drafter, Outcome, Verdict, Verifie
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given(Stateless):
+class Given(Stateless):
     """Proposes one fixed draft for nothing, so that a round of it is all but the drafting."""
 
     draft: Draft
@@ -36,7 +36,7 @@ class _Given(Stateless):
         return self.draft, state
 
 
-jax.tree_util.register_dataclass(_Given, data_fields=["draft"], meta_fields=["block_widths"])
+jax.tree_util.register_dataclass(Given, data_fields=["draft"], meta_fields=["block_widths"])
 
 
 def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **options) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **o
     state, verify = state._replace(drafter=()), {}
     for width in job.drafter.widths(size):
         valid = jnp.broadcast_to(jnp.arange(draft.valid.shape[1]) < width - 1, draft.valid.shape)
-        given = _Given(draft._replace(valid=valid), job.drafter.widths(size))
+        given = Given(draft._replace(valid=valid), job.drafter.widths(size))
         verify[str(width)], state = rounds(given, size, state)
     return {"plain_step": plain_step, "draft": draft_seconds, "verify": verify}
 
