@@ -39,12 +39,12 @@ def candidates(
     found: dict[str, tuple] = {}
     for file in files:
         trained, name = load_drafter(file, lm), Path(file).stem
-        found[f"{name}, chain"] = (lambda trained=trained: trained, 4 if isinstance(trained, d.Eagle) else 3)
-        if isinstance(trained, d.Eagle):
-            for label, tree, size in TREES:
-                grown = dataclasses.replace(trained, tree=tree)
-                found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
-            found[f"lookup, else {name}"] = (lambda grown=grown: d.FirstOf(lookup, grown), size)
+        found[f"lookup, else {name}"] = (lambda trained=trained: d.FirstOf(lookup, trained), 4)
+        for size in (3, 2):
+            found[f"{name}, chain of {size}"] = (lambda trained=trained: trained, size)
+        for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
+            grown = dataclasses.replace(trained, tree=tree)
+            found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
     return found | {
         "prompt lookup, 3..2": (lambda: lookup, 5),
         "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
@@ -64,7 +64,7 @@ def candidates(
     }
 
 
-# (name, how it grows, depth), the last of them the one that goes with prompt lookup.
+# (name, how it grows, depth)
 TREES = (
     ("tree 3-2-1-1-1", (3, 2, 1, 1, 1), 5),
     ("dynamic tree of 16", d.DynamicTree(4, 16), 5),

@@ -128,8 +128,10 @@ class Eagle(Chain):
 
     def _spread(self, logits: jax.Array, target: LM) -> jax.Array:
         """Logits f32[..., D] over the target's vocabulary, f32[..., V]: what the head can't draft has none."""
-        nothing = jnp.full((*logits.shape[:-1], target.config.vocab_size), -jnp.inf)
-        return nothing.at[..., self.tokens].set(logits)
+        size = self.tokens.shape[0]
+        place = jnp.full(target.config.vocab_size, size).at[self.tokens].set(jnp.arange(size))
+        # A gather, since a scatter of every step's logits would be a slow kernel of its own.
+        return jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
 
     def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
