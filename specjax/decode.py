@@ -195,19 +195,22 @@ def start(
     batch, capacity = request.tokens.shape
     wanted = jnp.max(request.prompt_lengths) - 1
 
-    def feed(i, cache):
+    def feed(i, carry):
+        cache, own = carry
         tokens = lax.dynamic_slice_in_dim(request.tokens, i * chunk, chunk, axis=1)
         starts = jnp.full_like(request.prompt_lengths, i * chunk)
-        return target(tokens, kv.with_lengths(cache, starts), with_logits=False).cache
+        out = target(tokens, kv.with_lengths(cache, starts), with_logits=False, taps=drafter.taps(target))
+        return out.cache, drafter.follow(target, own, request, starts, out)
 
-    cache = lax.fori_loop(0, (wanted + chunk - 1) // chunk, feed, target.alloc_cache(batch, capacity))
+    empty = target.alloc_cache(batch, capacity), drafter.init(target, batch, capacity, num_speculative_tokens)
+    cache, own = lax.fori_loop(0, (wanted + chunk - 1) // chunk, feed, empty)
     return DecodeState(
         **request._asdict(),
         lengths=request.prompt_lengths,
         active=request.prompt_lengths < request.limit,
         failed=jnp.zeros(batch, bool),
         cache=kv.with_lengths(cache, request.prompt_lengths - 1),
-        drafter=drafter.init(target, batch, capacity, num_speculative_tokens),
+        drafter=own,
         rounds=jnp.zeros(batch, jnp.int32),
         drafted=jnp.zeros((batch, capacity), jnp.int32),
         accepted=jnp.zeros((batch, capacity), jnp.int32),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from specjax.models.cache import KVCache
+from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.sampling import SamplingParams
 
@@ -133,6 +134,11 @@ class Drafter(Protocol):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         """The state of ``batch`` empty rows, for sequences of up to ``capacity`` tokens."""
+        ...
+
+    def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
+        """Sees the target read a block of the prompt, tokens from ``starts`` i32[B] on; what comes past a row's last
+        token but one is padding. Returns its own state; nothing needs to be learned here that ``propose`` can't."""
         ...
 
     def propose(

@@ -44,6 +44,15 @@ def test_training_sees_at_every_step_what_drafting_computes():
         np.testing.assert_allclose(jnp.exp(log_q[0, len(prompt) - 2 + step]), q, atol=2e-5)
 
 
+def test_the_prompt_is_read_along_with_the_target():
+    """After prefill nothing is left to catch up with, however ragged the prompts and however many their blocks."""
+    prompts = [[i % 12 for i in range(size)] for size in (150, 1, 2, 64, 65, 66)]
+    job = prepare(TARGET, prompts, specjax.Options(drafter=random_head(), max_new_tokens=4))
+    own = job.start(job.request).drafter
+    assert own.ready.tolist() == [len(p) > 1 for p in prompts]
+    assert own.cache.lengths.tolist() == [max(len(p) - 2, 0) for p in prompts]
+
+
 def perfect_pair(vocab: int = 6):
     """A target that follows x by pi(x) whatever came before, and a head that knows pi (case B84)."""
     following = np.array([3, 0, 5, 1, 2, 4])

@@ -15,8 +15,9 @@ from jax import lax
 
 from specjax import theory
 from specjax.drafters.base import static
+from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
 from specjax.verify import chain
 
 
@@ -193,6 +194,9 @@ class Adaptive:
             self.policy.init(batch, num_speculative_tokens),
             jnp.zeros((batch, num_speculative_tokens)),
         )
+
+    def follow(self, target: LM, own: AdaptiveState, request: Request, starts: jax.Array, out: Output) -> AdaptiveState:
+        return own._replace(inner=self.drafter.follow(target, own.inner, request, starts, out))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -1,13 +1,16 @@
 """What drafters share: chains of one width, and no state of their own."""
 
+from typing import Any
+
 import jax
 
+from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Outcome
+from specjax.types import DecodeState, Outcome, Request
 
 
 class Chain:
-    """A drafter whose blocks have one width and that looks at none of the target's hidden states."""
+    """A drafter whose blocks have one width, and that looks at none of the target's hidden states."""
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
@@ -15,6 +18,10 @@ class Chain:
     def taps(self, target: LM) -> tuple[int, ...]:
         del target
         return ()
+
+    def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
+        del target, request, starts, out
+        return own
 
 
 class Stateless(Chain):

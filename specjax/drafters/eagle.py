@@ -16,9 +16,10 @@ from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.cache import KVCache
 from specjax.models.eagle import EagleConfig
+from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.topology import Topology
-from specjax.types import DecodeState, Draft, Outcome
+from specjax.types import DecodeState, Draft, Outcome, Request
 from specjax.verify.chain import row_at
 
 
@@ -34,8 +35,8 @@ class EagleState(NamedTuple):
 class Eagle(Chain):
     """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
 
-    Where the row has not been followed (at the prompt, or after a round that only cut it back), the target is asked
-    for its states again, ``prefill_chunk`` tokens at a time.
+    It reads the prompt along with the target. A row that it has not followed (after a round that only cut it back, as
+    under a cascade) it catches up with: the target is asked for its states again, ``prefill_chunk`` tokens at a time.
 
     Args:
       config: the head's shape.
@@ -133,33 +134,54 @@ class Eagle(Chain):
         # A gather, since a scatter of every step's logits would be a slow kernel of its own.
         return jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
 
+    def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
+        head = modules.merge(eagle.Eagle, self.config, self.params)
+        size = out.hidden.shape[1]
+        tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
+        everyone = jnp.ones_like(own.ready)
+        return self._extend(target, head, own, starts, out, tokens, request.prompt_lengths - 2, everyone)
+
     def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
-        wanted = state.lengths - 2
         size = min(self.prefill_chunk, state.cache.capacity - 1)
 
         def behind(own: EagleState):
             return jnp.any(_lags(own, state))
 
         def feed(own: EagleState) -> EagleState:
-            lags = _lags(own, state)
             # Near the end of the buffers a chunk starts early, over entries that it makes once more.
             starts = jnp.minimum(own.cache.lengths, state.cache.capacity - 1 - size)
-            index = starts[:, None] + jnp.arange(size + 1)
-            tokens = jnp.take_along_axis(state.tokens, index, axis=1)
+            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + jnp.arange(size + 1), axis=1)
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
-            features = head.features(out.taps)
-            _, cache = head(target.embed(tokens[:, 1:]), features, kv.with_lengths(own.cache, starts))
-            done = jnp.minimum(starts + size, wanted)
-            reached = lags & (wanted < starts + size)
-            feature = row_at(features, jnp.clip(wanted - starts, 0, size - 1))
-            return EagleState(
-                kv.with_lengths(cache, jnp.where(lags, done, own.cache.lengths)),
-                jnp.where(reached[:, None], feature, own.feature),
-                own.ready | reached,
-            )
+            return self._extend(target, head, own, starts, out, tokens[:, 1:], state.lengths - 2, _lags(own, state))
 
         return lax.while_loop(behind, feed, state.drafter)
+
+    def _extend(
+        self,
+        target: LM,
+        head: eagle.Eagle,
+        own: EagleState,
+        starts: jax.Array,
+        out: Output,
+        tokens: jax.Array,
+        wanted: jax.Array,
+        rows: jax.Array,
+    ) -> EagleState:
+        """The state once the entries from ``starts`` on are made of the target's states and next tokens i32[B, T].
+
+        Rows bool[B] take it, up to ``wanted`` i32[B] entries; those that get there are ready.
+        """
+        features = head.features({after: out.taps[after] for after in self.config.taps})
+        _, cache = head(target.embed(tokens), features, kv.with_lengths(own.cache, starts))
+        end = starts + tokens.shape[1]
+        reached = rows & (starts <= wanted) & (wanted < end)
+        feature = row_at(features, jnp.clip(wanted - starts, 0, tokens.shape[1] - 1))
+        # A row that was there before keeps what it had: later blocks of the prompt are padding to it.
+        lengths = jnp.where(rows & (starts <= wanted), jnp.minimum(end, wanted), own.cache.lengths)
+        return EagleState(
+            kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
+        )
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         own: EagleState = state.drafter

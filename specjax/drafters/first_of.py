@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
 from specjax.verify.chain import draft_probs
 
 
@@ -33,6 +34,10 @@ class FirstOf:
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         return tuple(d.init(target, batch, capacity, num_speculative_tokens) for d in (self.first, self.second))
+
+    def follow(self, target: LM, own: tuple, request: Request, starts: jax.Array, out: Output) -> tuple:
+        both = zip((self.first, self.second), own, strict=True)
+        return tuple(d.follow(target, s, request, starts, out) for d, s in both)
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

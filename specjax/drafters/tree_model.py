@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.drafters.base import Chain
 from specjax.drafters.grow import Level, Tree, check_tree, tree_of
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up
@@ -18,7 +19,7 @@ from specjax.verify.chain import row_at
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeModel:
+class TreeModel(Chain):
     """Draws a tree of a fixed shape from the draft model, a call a level (Miao et al. 2024, SpecInfer; Chen et al.
     2024, Sequoia: siblings without replacement). With one child a node it is ``DraftModel``, token for token.
 
@@ -45,10 +46,6 @@ class TreeModel:
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (self.tree.size(num_speculative_tokens) + 1,)  # type: ignore[union-attr]
-
-    def taps(self, target: LM) -> tuple[int, ...]:
-        del target
-        return ()
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

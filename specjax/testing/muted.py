@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
+from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Muted:
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         return self.inner.init(target, batch, capacity, num_speculative_tokens)
+
+    def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
+        return self.inner.follow(target, own, request, starts, out)
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
