@@ -21,18 +21,20 @@ import specjax
 from specjax.commandline import Parser, refusing
 from specjax.drafters import files
 from specjax.models.eagle import EagleConfig
+from specjax.models.medusa import MedusaConfig
 from specjax.prompts import read_prompts
 from specjax.training import loop
 from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.losses import LOSSES
+from specjax.training.medusa import MedusaObjective
 from specjax.training.texts import Texts, dialogues
 
 
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--kind", choices=("eagle3", "draft"), required=True)
+    add("--kind", choices=("eagle3", "medusa", "draft"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16"))
     add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
@@ -46,9 +48,10 @@ def parse() -> argparse.Namespace:
     add("--learning-rate", type=float, default=1e-3)
     add("--loss", choices=LOSSES, default="kl")
     add("--seed", type=int, default=0)
-    add("--draft-vocab", type=int, default=16384, help="eagle3: tokens that it drafts, the most frequent (%(default)s)")
+    add("--draft-vocab", type=int, default=16384, help="heads: tokens that they draft, the most frequent (%(default)s)")
     add("--intermediate", type=int, help="eagle3: width of its MLP; the target's by default")
     add("--unroll", type=int, default=4, help="eagle3: drafted tokens in a row that it is trained for (%(default)s)")
+    add("--heads", type=int, default=4, help="medusa: how many (%(default)s)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
     add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
     add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
@@ -66,15 +69,17 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
     if args.kind == "draft":
         layers = tuple(args.layers or (0, c.num_hidden_layers - 1))
         return DraftObjective.from_layers(target, layers, args.loss)
-    layer = dataclasses.replace(
-        c, num_hidden_layers=1, vocab_size=min(args.draft_vocab, c.vocab_size),
-        intermediate_size=args.intermediate or c.intermediate_size,
-    )  # fmt: skip
     counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=c.vocab_size)
-    tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: layer.vocab_size]).astype(np.int32))
+    tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: args.draft_vocab]).astype(np.int32))
+    rows = target.head_table()[tokens]
+    if args.kind == "medusa":
+        return MedusaObjective(tokens, rows, MedusaConfig(c.hidden_size, len(tokens), args.heads), args.loss)
+    layer = dataclasses.replace(
+        c, num_hidden_layers=1, vocab_size=len(tokens), intermediate_size=args.intermediate or c.intermediate_size
+    )
     n = c.num_hidden_layers
     config = EagleConfig(layer, tuple(sorted({min(2, n), n // 2, max(n - 3, 0)})))
-    return EagleObjective(tokens, target.head_table()[tokens], config, args.unroll, args.loss)
+    return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
@@ -113,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json is not None:
         args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     if args.out is not None:
-        kind = {"eagle3": "eagle3", "draft": "model"}[args.kind]
+        kind = {"draft": "model"}.get(args.kind, args.kind)
         files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
 
 

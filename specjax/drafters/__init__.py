@@ -8,6 +8,7 @@ from specjax.drafters.first_of import FirstOf
 from specjax.drafters.grow import FixedTree
 from specjax.drafters.jacobi import Jacobi
 from specjax.drafters.layer_skip import LayerSkip
+from specjax.drafters.medusa import Medusa
 from specjax.drafters.model import DraftModel
 from specjax.drafters.ngram_table import NGramTable
 from specjax.drafters.none import NoDraft
@@ -32,6 +33,7 @@ __all__ = [
     "Heuristic",
     "Jacobi",
     "LayerSkip",
+    "Medusa",
     "NGramTable",
     "NoDraft",
     "Oracle",

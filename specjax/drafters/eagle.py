@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import tree
-from specjax.drafters.base import Chain
-from specjax.drafters.grow import Level, Tree, check_tree, tree_of
-from specjax.drafters.sampled import draw_chain
+from specjax.drafters.grow import ChainOrTree, Level, Tree
+from specjax.drafters.sampled import draw_chain, spread
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.cache import KVCache
@@ -32,7 +31,7 @@ class EagleState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle(Chain):
+class Eagle(ChainOrTree):
     """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
 
     It reads the prompt along with the target. A row that it has not followed (after a round that only cut it back, as
@@ -54,14 +53,6 @@ class Eagle(Chain):
     temperature: float | None = None
     prefill_chunk: int = 64
 
-    def __post_init__(self):
-        if self.tree is not None:
-            object.__setattr__(self, "tree", tree_of(self.tree))
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        grown: Any = self.tree
-        return (1 + (num_speculative_tokens if grown is None else grown.size(num_speculative_tokens)),)
-
     def taps(self, target: LM) -> tuple[int, ...]:
         del target
         return self.config.taps
@@ -75,8 +66,7 @@ class Eagle(Chain):
             )
         if not all(0 <= after <= c.num_hidden_layers for after in own.taps):
             raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
-        if self.tree is not None:
-            check_tree(target, self.tree)
+        super().check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = capacity + self.widths(num_speculative_tokens)[-1]
@@ -101,7 +91,7 @@ class Eagle(Chain):
             feature, cache = carry
             at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
             hidden, cache = head(target.embed(last)[:, None], feature[:, None], at)
-            return self._spread(head.head(hidden)[:, 0], target), (hidden[:, 0], cache)
+            return spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), (hidden[:, 0], cache)
 
         first, vocab = (own.feature, own.cache), target.config.vocab_size
         draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
@@ -118,21 +108,14 @@ class Eagle(Chain):
             positions = jnp.broadcast_to(root[:, None] + level.depth, tokens.shape)
             at = kv.with_lengths(cache, root + 1 + level.fed)
             hidden, cache = head(target.embed(tokens), above[rows[:, None], level.parents], at, positions, mask)
-            return self._spread(head.head(hidden), target), (hidden, cache)
+            return spread(head.head(hidden), self.tokens, target.config.vocab_size), (hidden, cache)
 
         last = state.tokens[rows, state.lengths - 1]
         hidden, cache = head(target.embed(last)[:, None], own.feature[:, None], kv.with_lengths(own.cache, root))
         grown: Any = self.tree
-        logits, vocab = self._spread(head.head(hidden)[:, 0], target), target.config.vocab_size
+        logits, vocab = spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), target.config.vocab_size
         draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
         return draft, cache
-
-    def _spread(self, logits: jax.Array, target: LM) -> jax.Array:
-        """Logits f32[..., D] over the target's vocabulary, f32[..., V]: what the head can't draft has none."""
-        size = self.tokens.shape[0]
-        place = jnp.full(target.config.vocab_size, size).at[self.tokens].set(jnp.arange(size))
-        # A gather, since a scatter of every step's logits would be a slow kernel of its own.
-        return jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
 
     def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
         head = modules.merge(eagle.Eagle, self.config, self.params)

@@ -13,13 +13,21 @@ import numpy as np
 
 from specjax.config import LlamaConfig
 from specjax.drafters.eagle import Eagle
+from specjax.drafters.medusa import Medusa
 from specjax.drafters.model import DraftModel
-from specjax.models import eagle, llama, modules
+from specjax.models import eagle, llama, medusa, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.lm import LM
+from specjax.models.medusa import MedusaConfig
 from specjax.models.quantized import Quantized, dequantize, map_with_path, quantize
 from specjax.types import Drafter
 
+# Kind -> (configuration, module, drafter of the three: configuration, weights, tokens); None: a model of its own.
+KINDS: dict[str, tuple[Any, type, Any]] = {
+    "eagle3": (EagleConfig, eagle.Eagle, Eagle),
+    "medusa": (MedusaConfig, medusa.Medusa, Medusa),
+    "model": (LlamaConfig, llama.Llama, None),
+}
 SHARED = ("embed", "lm_head")
 SHIPPED = Path(__file__).parent / "trained"
 
@@ -29,8 +37,8 @@ def save(path: str | Path, kind: str, config: Any, params: dict, tokens: Any = N
 
     Args:
       path: of the file.
-      kind: "eagle3" or "model".
-      config: EagleConfig or LlamaConfig.
+      kind: a name of ``KINDS``.
+      config: of that kind.
       params: its weights; those in ``SHARED`` are left out.
       tokens: i32[D], for a head that drafts only some tokens.
       about: JSON-ready notes on how it was made.
@@ -93,14 +101,12 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
 
     head, path = read_about(name_or_path), _locate(name_or_path)
     arrays = load_file(path)
-    if head["kind"] == "eagle3":
-        config: Any = EagleConfig.from_dict(head["config"])
-        wanted = modules.structure(eagle.Eagle, config)[1]
-    elif head["kind"] == "model":
-        config = LlamaConfig.from_dict(head["config"])
-        wanted = llama.structure(config)[1]
-    else:
-        raise ValueError(f"{path} holds a drafter of kind {head['kind']!r}; eagle3 and model are known")
+    if head["kind"] not in KINDS:
+        raise ValueError(f"{path} holds a drafter of kind {head['kind']!r}; known are {', '.join(KINDS)}")
+    config_class, module, make = KINDS[head["kind"]]
+    config = config_class.from_dict(head["config"])
+    wanted = modules.structure(module, config)[1]
+    size = (config.layer if isinstance(config, EagleConfig) else config).hidden_size
     own = {name: leaf for name, leaf in wanted.items() if name not in SHARED}
 
     def get(keys, shape):
@@ -113,21 +119,16 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
             return jnp.asarray(values, target.dtype)
         return dequantize(Quantized(jnp.asarray(values), jnp.asarray(arrays[f"{name}.scale"])), target.dtype)
 
-    if config_of(config).hidden_size != target.config.hidden_size:
+    if size != target.config.hidden_size:
         raise ValueError(
-            f"{path} was trained for a model of hidden size {config_of(config).hidden_size}, but the target's is "
-            f"{target.config.hidden_size}"
+            f"{path} was trained for a model of hidden size {size}, but the target's is {target.config.hidden_size}"
         )
     params = map_with_path(get, own)
-    if head["kind"] == "model":
+    if make is None:
         shared = {name: target.params[name] for name in SHARED if name in target.params}
         return DraftModel(LM(config, {**shared, **params}, target.tokenizer))
     tokens = jnp.asarray(arrays["tokens"])
-    return Eagle(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[tokens])}, tokens)
-
-
-def config_of(config: EagleConfig | LlamaConfig) -> LlamaConfig:
-    return config.layer if isinstance(config, EagleConfig) else config
+    return make(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[tokens])}, tokens)
 
 
 def _locate(name_or_path: str | Path) -> Path:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import random, sampling
-from specjax.drafters.base import static
+from specjax.drafters.base import Chain, static
 from specjax.drafters.sampled import at_temperature, fit
 from specjax.models.lm import LM
 from specjax.topology import Topology, from_widths
@@ -76,6 +76,24 @@ def tree_of(shape: "Tree | Topology | Sequence[int]") -> Tree:
     if isinstance(shape, Topology):
         return FixedTree(shape)
     return FixedTree(from_widths(shape)) if isinstance(shape, Sequence) else shape
+
+
+class ChainOrTree(Chain):
+    """A drafter with a field ``tree``: None for a chain, or what :func:`tree_of` takes."""
+
+    tree: Any
+
+    def __post_init__(self):
+        if self.tree is not None:
+            object.__setattr__(self, "tree", tree_of(self.tree))
+
+    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
+        grown = self.tree
+        return (1 + (num_speculative_tokens if grown is None else grown.size(num_speculative_tokens)),)
+
+    def check(self, target: LM) -> None:
+        if self.tree is not None:
+            check_tree(target, self.tree)
 
 
 def check_tree(target: LM, tree: Any) -> None:

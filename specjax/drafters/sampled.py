@@ -67,6 +67,14 @@ def at_temperature(params: sampling.SamplingParams, temperature: float | None) -
     return params._replace(temperature=jnp.full_like(params.temperature, temperature))
 
 
+def spread(logits: jax.Array, tokens: jax.Array, vocab: int) -> jax.Array:
+    """Logits f32[..., D] of the tokens i32[D] over a whole vocabulary, f32[..., V]: the others can't be drawn."""
+    size = tokens.shape[0]
+    place = jnp.full(vocab, size).at[tokens].set(jnp.arange(size))
+    # A gather, since a scatter of every step's logits would be a slow kernel of its own.
+    return jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
+
+
 def fit(logits: jax.Array, vocab: int) -> jax.Array:
     """Logits over the target's vocabulary: padding that only one model has can't be drafted."""
     logits = logits[..., :vocab]

@@ -10,8 +10,8 @@ from jax import lax
 from specjax.config import LlamaConfig
 from specjax.models.lm import LM
 from specjax.models.quantized import dequantize
-from specjax.training.loop import Terms, mean
-from specjax.training.losses import LOSSES
+from specjax.training.loop import Terms
+from specjax.training.losses import Lesson
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +59,11 @@ class DraftObjective:
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
         """The mean loss over texts i32[B, T] by weights f32[B, T], and the acceptance on the same text."""
         batch, size = tokens.shape
-        logits = lax.stop_gradient(target(tokens, target.alloc_cache(batch, size)).logits)[:, :-1]
+        logits = lax.stop_gradient(target(tokens, target.alloc_cache(batch, size)).logits)
         draft = self.lm(params, target.dtype)
-        log_q = jax.nn.log_softmax(draft(tokens, draft.alloc_cache(batch, size)).logits[:, :-1], axis=-1)
-        p, w = jax.nn.softmax(logits, axis=-1), weights[:, 1:]
-        loss = mean(LOSSES[self.loss](p, log_q, tokens[:, 1:]), w)
-        return loss, {
-            "loss": loss,
-            "alpha": mean(jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1), w),
-            "greedy": mean(jnp.argmax(log_q, axis=-1) == jnp.argmax(logits, axis=-1), w),
-        }
+        log_q = jax.nn.log_softmax(draft(tokens, draft.alloc_cache(batch, size)).logits, axis=-1)
+        terms = Lesson.of(logits, tokens, weights, jnp.arange(self.config.vocab_size)).terms(self.loss, log_q)
+        return terms["loss"], terms
 
 
 jax.tree_util.register_dataclass(DraftObjective, data_fields=["shared", "first"], meta_fields=["config", "loss"])

@@ -11,8 +11,8 @@ from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.lm import LM
-from specjax.training.loop import Terms, mean
-from specjax.training.losses import LOSSES
+from specjax.training.loop import Terms
+from specjax.training.losses import Lesson, combined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,29 +42,14 @@ class EagleObjective:
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
         """The mean loss over texts i32[B, T] by weights f32[B, T], and each step's acceptance on the same text."""
-        batch, size = tokens.shape
-        out = target(tokens, target.alloc_cache(batch, size), taps=self.config.taps)
-        out = lax.stop_gradient(out)
-        logits = out.logits[:, 1:]  # [B, T-1, V]: after token j + 1, for entry j
-        some = logits[..., self.tokens]  # [B, T-1, D]
-        p = jnp.exp(some - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
-        best = jnp.argmax(logits, axis=-1)  # over all of V
-        following = _index_in(self.tokens, jnp.pad(tokens[:, 2:], ((0, 0), (0, 1))), target.config.vocab_size)
-        weights = jnp.pad(weights[:, 2:], ((0, 0), (0, 1)))  # of the token that entry j predicts
-
+        out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape), taps=self.config.taps))
+        lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j is asked what follows j + 1
+        index = jnp.arange(tokens.shape[1] - 1)
         terms = []
         for step, log_q in enumerate(self.unrolled(params, target, tokens, out.taps)):
-            w = weights * (jnp.arange(size - 1) >= step)
-            terms.append(
-                {
-                    "loss": mean(LOSSES[self.loss](p, log_q, following), w),
-                    "alpha": mean(jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1), w),
-                    "greedy": mean(self.tokens[jnp.argmax(log_q, axis=-1)] == best, w),
-                }
-            )
-        scale = self.decay ** jnp.arange(self.steps)
-        loss = jnp.sum(scale * jnp.stack([t["loss"] for t in terms])) / jnp.sum(scale)
-        return loss, {name: jnp.stack([t[name] for t in terms]) for name in terms[0]}
+            begun = lesson._replace(weights=lesson.weights * (index >= step))
+            terms.append(begun.terms(self.loss, log_q))
+        return combined(terms, self.decay)
 
     def unrolled(
         self, params: dict, target: LM, tokens: jax.Array, taps: Mapping[int, jax.Array]
@@ -99,8 +84,3 @@ class EagleObjective:
 jax.tree_util.register_dataclass(
     EagleObjective, data_fields=["tokens", "lm_head"], meta_fields=["config", "steps", "loss", "decay"]
 )
-
-
-def _index_in(tokens: jax.Array, wanted: jax.Array, vocab: int) -> jax.Array:
-    """Where each wanted token is among the D tokens, or D."""
-    return jnp.full(vocab, tokens.shape[0]).at[tokens].set(jnp.arange(tokens.shape[0]))[wanted]

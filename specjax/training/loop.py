@@ -54,11 +54,6 @@ class TrainState(NamedTuple):
     optimizer: Any
 
 
-def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The mean by weight, f32[]; 0 without any weight."""
-    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-6)
-
-
 def start(objective: Objective, recipe: Recipe) -> TrainState:
     """The state before the first step."""
     params = objective.init(recipe.seed)

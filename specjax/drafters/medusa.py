@@ -1,0 +1,118 @@
+"""Medusa: heads on the target's last hidden state draft all tokens at once (Cai et al. 2024).
+
+With ``temperature=0`` and no tree they are the blockwise parallel heads of Stern et al. 2018.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import tree
+from specjax.drafters.grow import ChainOrTree, Level, Tree
+from specjax.drafters.sampled import draw_chain, spread
+from specjax.models import cache as kv
+from specjax.models import medusa, modules
+from specjax.models.llama import Output
+from specjax.models.lm import LM
+from specjax.models.medusa import MedusaConfig
+from specjax.topology import Topology
+from specjax.types import DecodeState, Draft, Outcome, Request
+from specjax.verify.chain import row_at
+
+
+class MedusaState(NamedTuple):
+    hidden: jax.Array  # [B, H] the target's at the last token but one, from which it made the last
+    ready: jax.Array  # bool[B] whether it is that
+
+
+@dataclasses.dataclass(frozen=True)
+class Medusa(ChainOrTree):
+    """Draws up to as many tokens as there are heads, each without regard to those before it; or a tree of them.
+
+    Args:
+      config: the heads' shape.
+      params: their weights, the tree of ``modules.structure(models.medusa.Medusa, config)``.
+      tokens: i32[D], the target's id of each token that they can draft.
+      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
+      temperature: replaces the request's while drafting.
+    """
+
+    config: MedusaConfig
+    params: dict
+    tokens: jax.Array
+    tree: Tree | Topology | Sequence[int] | None = None
+    temperature: float | None = None
+
+    def check(self, target: LM) -> None:
+        if self.config.hidden_size != target.config.hidden_size:
+            raise ValueError(
+                f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "
+                f"{target.config.hidden_size}: they were trained for another model"
+            )
+        super().check(target)
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> MedusaState:
+        del capacity, num_speculative_tokens
+        return MedusaState(jnp.zeros((batch, target.config.hidden_size), target.dtype), jnp.zeros(batch, bool))
+
+    def follow(self, target: LM, own: MedusaState, request: Request, starts: jax.Array, out: Output) -> MedusaState:
+        at = request.prompt_lengths - 2 - starts
+        here = (at >= 0) & (at < out.hidden.shape[1])
+        hidden = row_at(out.hidden, jnp.clip(at, 0, out.hidden.shape[1] - 1))
+        return MedusaState(jnp.where(here[:, None], hidden, own.hidden), own.ready | here)
+
+    def propose(
+        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DecodeState]:
+        own = self._catch_up(target, state)
+        module, vocab = modules.merge(medusa.Medusa, self.config, self.params), target.config.vocab_size
+        logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
+        logits = spread(logits, self.tokens, vocab)
+        last = self.config.num_heads - 1
+
+        def next_logits(i, previous, token, position):
+            return logits[:, jnp.minimum(i, last)], i + 1
+
+        def step(carry, tokens: jax.Array, level: Level):
+            same = logits[:, min(level.depth, last), None]  # whatever the tokens before
+            return jnp.broadcast_to(same, (*tokens.shape, vocab)), carry
+
+        grown: Any = self.tree
+        if grown is None:
+            draft, _ = draw_chain(
+                next_logits, jnp.int32(0), state, keys, num_speculative_tokens, vocab, self.temperature
+            )
+        else:
+            first = logits[:, 0]
+            draft, _ = grown.grow(step, first, (), state, keys, num_speculative_tokens, vocab, self.temperature)
+        valid = draft.valid & own.ready[:, None] & (tree.of(draft).depth[:, 1:] <= self.config.num_heads)
+        return draft._replace(valid=valid), state._replace(drafter=own)
+
+    def _catch_up(self, target: LM, state: DecodeState) -> MedusaState:
+        """Asks the target again for rows whose state is not known."""
+        own: MedusaState = state.drafter
+        lags = state.active & (state.lengths >= 2) & ~own.ready
+
+        def ask():
+            at = jnp.maximum(state.lengths - 2, 0)
+            token = state.tokens[jnp.arange(len(at)), at]
+            out = target(token[:, None], kv.with_lengths(state.cache, at), with_logits=False)
+            return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
+
+        return lax.cond(jnp.any(lags), ask, lambda: own)
+
+    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+        del target
+        own: MedusaState = state.drafter
+        if outcome is None:
+            return state._replace(drafter=own._replace(ready=jnp.zeros_like(own.ready)))
+        return state._replace(drafter=MedusaState(row_at(outcome.hidden, outcome.count), state.active))
+
+
+jax.tree_util.register_dataclass(
+    Medusa, data_fields=["params", "tokens"], meta_fields=["config", "tree", "temperature"]
+)

@@ -1,0 +1,63 @@
+"""Medusa's heads: each turns the target's last hidden state into one further token's (Cai et al. 2024, section 2.1)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models import llama
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaConfig:
+    """The heads' shape.
+
+    Args:
+      hidden_size: the target's.
+      vocab_size: tokens that they can draft.
+      num_heads: of them; as many tokens are drafted at most.
+      num_layers: residual blocks of each.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int = 4
+    num_layers: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "MedusaConfig":
+        return cls(**data)
+
+
+class Medusa(nnx.Module):
+    """Residual blocks for each head, and one output head for all of them."""
+
+    def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        size = config.hidden_size
+
+        def block() -> llama.Linear:
+            return llama.Linear((size,), size, True, rngs=rngs, dtype=dtype)
+
+        self.heads = nnx.List([nnx.List([block() for _ in range(config.num_layers)]) for _ in range(config.num_heads)])
+        self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (config.vocab_size, size), dtype) * size**-0.5)
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """The target's hidden states [B, T, H], after its norm, to each head's: [B, T, heads, H]."""
+        states = []
+        for blocks in self.heads:
+            x = hidden
+            for linear in blocks:
+                x = x + jax.nn.silu(linear(x))
+            states.append(x)
+        return jnp.stack(states, axis=2)
+
+    def head(self, states: jax.Array) -> jax.Array:
+        """Those to float32 logits over the tokens that can be drafted: [..., H] to [..., D]."""
+        return llama.product(states, self.lm_head[...], jnp.float32)
