@@ -35,38 +35,50 @@ class Part(NamedTuple):
 
 def table(config: LlamaConfig) -> dict[str, Part]:
     """Every tensor of a checkpoint by its Hugging Face name less the ``model.`` prefix, and its place in the tree."""
-    c = config
-    kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
-    inner = c.num_attention_heads * dim
-    parts = {}
-
-    def whole(name, path, *shape):
-        parts[name] = Part(path, shape, shape)
-
-    whole("embed_tokens.weight", ("embed",), c.vocab_size, hidden)
-    whole("norm.weight", ("norm", "weight"), hidden)
+    c, hidden = config, config.hidden_size
+    parts = {"embed_tokens.weight": whole(("embed",), c.vocab_size, hidden), "norm.weight": norm("norm", hidden)}
     if not c.tie_word_embeddings:
-        whole("lm_head.weight", ("lm_head",), c.vocab_size, hidden)
+        parts["lm_head.weight"] = whole(("lm_head",), c.vocab_size, hidden)
     for i in range(c.num_hidden_layers):
         at, to = f"layers.{i}", ("layers", str(i))
-        whole(f"{at}.input_layernorm.weight", (*to, "attention_norm", "weight"), hidden)
-        whole(f"{at}.post_attention_layernorm.weight", (*to, "mlp_norm", "weight"), hidden)
-        for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
-            ins = (hidden,) if kind == "weight" else ()
-            if bias:
-                path, view = (*to, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
-                slots = {"q": (kv * group, slice(0, group)), "k": (kv, group), "v": (kv, group + 1)}
-                for name, (heads, slot) in slots.items():
-                    shape = (heads * dim, *ins)
-                    parts[f"{at}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
-                o = (hidden, inner) if ins else (hidden,)
-                whole(f"{at}.self_attn.o_proj.{kind}", (*to, "attention", "o", kind), *o)
-            if mlp_bias:
-                path, view = (*to, "mlp", "gate_up", kind), (2, ffn, *ins)
-                for slot, name in enumerate(("gate", "up")):
-                    parts[f"{at}.mlp.{name}_proj.{kind}"] = Part(path, (ffn, *ins), view, (slot,))
-                down = (hidden, ffn) if ins else (hidden,)
-                whole(f"{at}.mlp.down_proj.{kind}", (*to, "mlp", "down", kind), *down)
+        parts[f"{at}.input_layernorm.weight"] = whole((*to, "attention_norm", "weight"), hidden)
+        parts[f"{at}.post_attention_layernorm.weight"] = whole((*to, "mlp_norm", "weight"), hidden)
+        parts |= sublayers(c, at, to, hidden)
+    return parts
+
+
+def whole(path: tuple[str, ...], *shape: int) -> Part:
+    """A tensor that is a leaf."""
+    return Part(path, shape, shape)
+
+
+def norm(name: str, size: int) -> Part:
+    return whole((name, "weight"), size)
+
+
+def sublayers(c: LlamaConfig, at: str, to: tuple[str, ...], reads: int) -> dict[str, Part]:
+    """A layer's attention, on ``reads`` inputs, and its MLP: names begin with ``at``, places in the tree with ``to``."""
+    kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
+    parts = {}
+    for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
+        matrix = kind == "weight"
+        if bias:
+            ins = (reads,) if matrix else ()
+            path, view = (*to, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
+            slots = {"q": (kv * group, slice(0, group)), "k": (kv, group), "v": (kv, group + 1)}
+            for name, (heads, slot) in slots.items():
+                shape = (heads * dim, *ins)
+                parts[f"{at}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
+            o = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
+            parts[f"{at}.self_attn.o_proj.{kind}"] = whole((*to, "attention", "o", kind), *o)
+        if mlp_bias:
+            ins = (hidden,) if matrix else ()
+            path, view = (*to, "mlp", "gate_up", kind), (2, ffn, *ins)
+            for slot, name in enumerate(("gate", "up")):
+                parts[f"{at}.mlp.{name}_proj.{kind}"] = Part(path, (ffn, *ins), view, (slot,))
+            parts[f"{at}.mlp.down_proj.{kind}"] = whole(
+                (*to, "mlp", "down", kind), *((hidden, ffn) if matrix else (hidden,))
+            )
     return parts
 
 
@@ -93,7 +105,8 @@ def from_hf_tensors(
       ValueError: one error that lists every unknown, duplicate, missing and misshapen tensor, and every tensor with
         values that are not finite (in ``dtype``).
     """
-    filler = _Filler(config, dtype, parallel.placement(config) if place is None else place)
+    place = parallel.placement(config) if place is None else place
+    filler = Filler(Sheet(table(config), config.tie_word_embeddings), llama.structure(config)[1], dtype, place)
     for name, array in tensors:
         filler.take(name, array)
         del array  # before the next source is read
@@ -122,7 +135,7 @@ def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray
 
 def check(config: LlamaConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Raises the ValueError that :func:`from_hf_tensors` would for names and shapes, before any weight is read."""
-    sheet = _Sheet(config)
+    sheet = Sheet(table(config), config.tie_word_embeddings)
     for name, shape in shapes:
         sheet.note(name, shape)
     sheet.finish()
@@ -133,13 +146,13 @@ def full_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-class _Sheet:
-    """Which tensors have come, and everything that was wrong with them."""
+class Sheet:
+    """Which tensors of a closed table have come, and everything that was wrong with them."""
 
-    def __init__(self, config: LlamaConfig):
-        self.table = table(config)
-        self.tied = config.tie_word_embeddings
-        self.head = self.table["embed_tokens.weight"]._replace(path=())  # of a tied lm_head: compared, not kept
+    def __init__(self, table: dict[str, Part], tied: bool = False, name_of: Callable[[str], str] = full_name):
+        self.table = table
+        self.tied = tied
+        self.name_of = name_of
         self.seen: set[str] = set()
         self.problems: list[str] = []
 
@@ -148,7 +161,9 @@ class _Sheet:
         key = name.removeprefix("model.")
         if key.endswith("rotary_emb.inv_freq"):
             return None  # a buffer of old checkpoints, computed from the config here
-        part = self.head if key == "lm_head.weight" and self.tied else self.table.get(key)
+        part = self.table.get(key)
+        if key == "lm_head.weight" and self.tied:
+            part = self.table["embed_tokens.weight"]._replace(path=())  # compared, not kept
         if part is None:
             self.problems.append(f"unexpected: {name} {list(shape)}")
         elif key in self.seen:
@@ -159,7 +174,7 @@ class _Sheet:
         return None if self.problems else part
 
     def finish(self) -> None:
-        missing = [f"missing: {full_name(k)} {list(p.shape)}" for k, p in self.table.items() if k not in self.seen]
+        missing = [f"missing: {self.name_of(k)} {list(p.shape)}" for k, p in self.table.items() if k not in self.seen]
         problems = self.problems + missing
         if problems:
             shown = problems[:40] + ([f"and {len(problems) - 40} more"] if len(problems) > 40 else [])
@@ -169,14 +184,14 @@ class _Sheet:
             )
 
 
-class _Filler:
+class Filler:
     """The tree under construction: fused leaves wait on the host until their last part has come."""
 
-    def __init__(self, config: LlamaConfig, dtype, place):
-        self.sheet = _Sheet(config)
+    def __init__(self, sheet: Sheet, shapes: Any, dtype, place: Place):
+        self.sheet = sheet
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.place = place
-        self.shapes: Any = llama.structure(config)[1]
+        self.shapes = shapes
         self.waiting: dict[tuple[str, ...], list[np.ndarray]] = {}
         self.left: dict[tuple[str, ...], int] = {}
         for part in self.sheet.table.values():

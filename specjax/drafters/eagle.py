@@ -44,6 +44,7 @@ class Eagle(ChainOrTree):
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
       prefill_chunk: tokens fed at a time when the head is behind.
+      embed: [V, H], where the head has an embedding of its own; None: the target's.
     """
 
     config: EagleConfig
@@ -52,6 +53,7 @@ class Eagle(ChainOrTree):
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
     prefill_chunk: int = 64
+    embed: jax.Array | None = None
 
     def taps(self, target: LM) -> tuple[int, ...]:
         del target
@@ -90,7 +92,7 @@ class Eagle(ChainOrTree):
         def next_logits(carry, previous, last, position):
             feature, cache = carry
             at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
-            hidden, cache = head(target.embed(last)[:, None], feature[:, None], at)
+            hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], at)
             return spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), (hidden[:, 0], cache)
 
         first, vocab = (own.feature, own.cache), target.config.vocab_size
@@ -107,15 +109,20 @@ class Eagle(ChainOrTree):
             mask = tree.seen(sees, root + 1, cache.capacity)
             positions = jnp.broadcast_to(root[:, None] + level.depth, tokens.shape)
             at = kv.with_lengths(cache, root + 1 + level.fed)
-            hidden, cache = head(target.embed(tokens), above[rows[:, None], level.parents], at, positions, mask)
+            features = above[rows[:, None], level.parents]
+            hidden, cache = head(self._embedded(target, tokens), features, at, positions, mask)
             return spread(head.head(hidden), self.tokens, target.config.vocab_size), (hidden, cache)
 
         last = state.tokens[rows, state.lengths - 1]
-        hidden, cache = head(target.embed(last)[:, None], own.feature[:, None], kv.with_lengths(own.cache, root))
         grown: Any = self.tree
+        at_root = kv.with_lengths(own.cache, root)
+        hidden, cache = head(self._embedded(target, last)[:, None], own.feature[:, None], at_root)
         logits, vocab = spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), target.config.vocab_size
         draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
         return draft, cache
+
+    def _embedded(self, target: LM, tokens: jax.Array) -> jax.Array:
+        return target.embed(tokens) if self.embed is None else self.embed[tokens]
 
     def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
         head = modules.merge(eagle.Eagle, self.config, self.params)
@@ -156,7 +163,7 @@ class Eagle(ChainOrTree):
         Rows bool[B] take it, up to ``wanted`` i32[B] entries; those that get there are ready.
         """
         features = head.features({after: out.taps[after] for after in self.config.taps})
-        _, cache = head(target.embed(tokens), features, kv.with_lengths(own.cache, starts))
+        _, cache = head(self._embedded(target, tokens), features, kv.with_lengths(own.cache, starts))
         end = starts + tokens.shape[1]
         reached = rows & (starts <= wanted) & (wanted < end)
         feature = row_at(features, jnp.clip(wanted - starts, 0, tokens.shape[1] - 1))
@@ -183,7 +190,7 @@ class Eagle(ChainOrTree):
         old = state.lengths - outcome.count - 3 + alone  # entries before the round, of a ready row
         tokens = jnp.take_along_axis(state.tokens, old[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
         fed = jnp.take_along_axis(features, (alone[:, None] + jnp.arange(size))[..., None], axis=1)
-        _, cache = head(target.embed(tokens), fed, kv.with_lengths(own.cache, jnp.maximum(old, 0)))
+        _, cache = head(self._embedded(target, tokens), fed, kv.with_lengths(own.cache, jnp.maximum(old, 0)))
         moved = state.active & ready
         own = EagleState(
             kv.with_lengths(cache, jnp.where(moved, wanted, own.cache.lengths)),
@@ -199,5 +206,5 @@ def _lags(own: EagleState, state: DecodeState) -> jax.Array:
 
 
 jax.tree_util.register_dataclass(
-    Eagle, data_fields=["params", "tokens"], meta_fields=["config", "tree", "temperature", "prefill_chunk"]
+    Eagle, data_fields=["params", "tokens", "embed"], meta_fields=["config", "tree", "temperature", "prefill_chunk"]
 )

@@ -1,0 +1,97 @@
+"""EAGLE-3 heads as they are published: a folder of ``config.json`` and safetensors, by a closed table of names.
+
+The layer's tensors are named ``midlayer.*``, or ``layers.0.*`` by some trainers. ``d2t`` holds, for each token that the
+head drafts, how far the target's id lies above its own.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from convert import safetensors
+from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
+from specjax.config import from_hf
+from specjax.drafters.eagle import Eagle
+from specjax.models import eagle, modules
+from specjax.models.eagle import EagleConfig
+from specjax.models.lm import LM
+
+LAYER = "midlayer"
+
+
+def table(config: EagleConfig) -> dict[str, Part]:
+    """Every tensor of weights by its name, and its place in the head's tree."""
+    c, size = config.layer, config.layer.hidden_size
+    return {
+        "fc.weight": whole(("fuse", "weight"), size, len(config.taps) * size),
+        f"{LAYER}.input_layernorm.weight": norm("embed_norm", size),
+        f"{LAYER}.hidden_norm.weight": norm("hidden_norm", size),
+        f"{LAYER}.post_attention_layernorm.weight": norm("mlp_norm", size),
+        **sublayers(c, LAYER, (), 2 * size),
+        "norm.weight": norm("norm", size),
+        "lm_head.weight": whole(("lm_head",), c.vocab_size, size),
+    }
+
+
+def load(folder: str | Path, target: LM) -> Eagle:
+    """The drafter of a published head, in the target's dtype.
+
+    Args:
+      folder: ``config.json`` and safetensors.
+      target: the model it was trained for. Where the config doesn't say which of its layers are read, they are those of
+        the paper's code: after 2, L/2 and L - 3 layers.
+
+    Raises:
+      FileNotFoundError: nothing usable there.
+      ValueError: one error that lists every tensor which is unknown, missing or misshapen, or says what of the config
+        is not implemented or does not fit the target.
+    """
+    folder = Path(folder)
+    config = read_config(folder, target)
+    size = config.layer.vocab_size
+    sheet = Sheet(table(config), name_of=str)
+    shapes = modules.structure(eagle.Eagle, config)[1]
+    filler = Filler(sheet, shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
+    tokens, known, embed = np.arange(size), None, None
+    for name, array in safetensors.open_checkpoint(folder):
+        key = name.removeprefix("model.").replace("layers.0.", f"{LAYER}.", 1)
+        if key == "d2t":
+            tokens = tokens + np.asarray(array) if array.shape == (size,) else array
+        elif key == "t2d":
+            known = np.flatnonzero(array)
+        elif key == "embed_tokens.weight":
+            embed = jnp.asarray(np.array(array), target.dtype)
+        else:
+            filler.take(key, array)
+    vocab = target.config.vocab_size
+    if tokens.shape != (size,) or (tokens < 0).any() or (tokens >= vocab).any() or len(set(tokens)) < size:
+        sheet.problems.append(f"d2t must send {size} drafted tokens to as many of the target's {vocab}")
+    elif known is not None and not np.array_equal(known, np.sort(tokens)):
+        sheet.problems.append("t2d and d2t name different tokens")
+    if embed is not None and embed.shape != (vocab, config.layer.hidden_size):
+        sheet.problems.append(
+            f"misshapen: embed_tokens.weight is {list(embed.shape)}, expected {[vocab, config.layer.hidden_size]}"
+        )
+    return Eagle(config, filler.finish(), jnp.asarray(tokens, jnp.int32), embed=embed)
+
+
+def read_config(folder: Path, target: LM) -> EagleConfig:
+    """From ``config.json``. Raises as :func:`load`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
+    hf = json.loads(path.read_text("utf-8"))
+    own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size")}
+    layer = from_hf(hf)
+    depth, hidden = target.config.num_hidden_layers, own["target_hidden_size"] or layer.hidden_size
+    if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
+        raise ValueError(
+            f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
+            f"layers of width {layer.hidden_size} for a target of width {hidden}"
+        )
+    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)
+    layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
+    return EagleConfig(layer, tuple(taps))

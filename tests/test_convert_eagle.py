@@ -1,0 +1,98 @@
+"""EAGLE-3 heads in the layout that is published."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from test_eagle import CONFIG, TARGET, TOKENS, draft_of, perfect_pair, random_head
+
+import specjax
+from convert import eagle
+from specjax.drafters import files
+
+
+def publish(folder, drafter, target, change=lambda tensors: None, **config):
+    """Writes a drafter as others would."""
+    c = drafter.config.layer
+    tensors = {}
+    for name, part in eagle.table(drafter.config).items():
+        leaf = drafter.params
+        for key in part.path:
+            leaf = leaf[key]
+        tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
+    tokens = np.asarray(drafter.tokens)
+    tensors["d2t"] = tokens - np.arange(len(tokens))
+    tensors["t2d"] = np.isin(np.arange(target.config.vocab_size), tokens)
+    change(tensors)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    names = (
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps rope_theta"
+    ).split()
+    hf = {name: getattr(c, name) for name in names} | {"model_type": "llama", "draft_vocab_size": len(tokens)}
+    hf |= {"vocab_size": target.config.vocab_size, "architectures": ["LlamaForCausalLMEagle3"]}
+    hf |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(drafter.config.taps)}, **config}
+    (folder / "config.json").write_text(json.dumps(hf))
+    return folder
+
+
+def run(drafter):
+    return specjax.generate(
+        TARGET, [[1, 2, 3], [4]], drafter=drafter, num_speculative_tokens=3, max_new_tokens=16, temperature=1.0
+    )
+
+
+def rename(tensors):
+    for name in [name for name in tensors if name.startswith("midlayer.")]:
+        tensors[name.replace("midlayer.", "model.layers.0.")] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("change", [lambda tensors: None, rename], ids=["midlayer", "layers.0"])
+def test_b84_a_published_head_drafts_as_it_did(tmp_path, change):
+    drafter = random_head()
+    back = files.load(publish(tmp_path / "head", drafter, TARGET, change), TARGET)
+    assert dataclasses.replace(back.config.layer, eos_token_ids=()) == dataclasses.replace(CONFIG.layer)
+    assert back.config.taps == CONFIG.taps and np.array_equal(back.tokens, TOKENS)
+    a, b = run(drafter), run(back)
+    assert a.tokens == b.tokens and a.metrics == b.metrics
+
+
+def test_b84_a_published_perfect_head_is_never_refused(tmp_path):
+    target, drafter = perfect_pair()
+    head = files.load(publish(tmp_path / "head", drafter, target), target)
+    out = specjax.generate(target, [[2, 5]], drafter=head, num_speculative_tokens=4, max_new_tokens=20)
+    assert out.metrics[0].draft_acceptance_rate == 1.0
+
+
+def test_b84_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
+    own = np.asarray(TARGET.params["embed"]) * 2 + 1
+
+    def add(tensors):
+        tensors["embed_tokens.weight"] = own.astype(np.float32)
+
+    with_own = files.load(publish(tmp_path / "own", random_head(), TARGET, add), TARGET)
+    other = dataclasses.replace(random_head(), embed=jnp.asarray(own, jnp.float32))
+    q, same, without = (draft_of(d, [1, 2, 3], 2).probs for d in (with_own, other, random_head()))
+    assert np.array_equal(q, same) and np.abs(q - without).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "change, config, says",
+    [
+        (lambda t: t.pop("fc.weight"), {}, r"missing: fc.weight \[32, 96\]"),
+        (lambda t: t.update(extra=np.zeros(3, np.float32)), {}, r"unexpected: extra \[3\]"),
+        (lambda t: t.update({"norm.weight": np.zeros(3, np.float32)}), {}, r"misshapen: norm.weight is \[3\]"),
+        (lambda t: t.update(d2t=t["d2t"] + 1), {}, "d2t must send 8 drafted tokens to as many of the target's 12"),
+        (lambda t: t.update(t2d=~t["t2d"]), {}, "t2d and d2t name different tokens"),
+        (lambda t: None, {"num_hidden_layers": 2}, "heads of one layer"),
+        (lambda t: None, {"target_hidden_size": 64}, "a target of width 64"),
+        (lambda t: None, {"norm_before_residual": True}, "norm_before_residual = True is unknown"),
+    ],
+)
+def test_b84_other_layouts_are_refused_by_name(tmp_path, change, config, says):
+    with pytest.raises(ValueError, match=says):
+        files.load(publish(tmp_path / "head", random_head(), TARGET, change, **config), TARGET)
