@@ -57,7 +57,7 @@ def norm(name: str, size: int) -> Part:
 
 
 def sublayers(c: LlamaConfig, at: str, to: tuple[str, ...], reads: int) -> dict[str, Part]:
-    """A layer's attention, on ``reads`` inputs, and its MLP: names begin with ``at``, places in the tree with ``to``."""
+    """A layer's attention, on ``reads`` inputs, and its MLP: names begin with ``at``, their places with ``to``."""
     kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
     parts = {}
     for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
