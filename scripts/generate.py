@@ -32,7 +32,7 @@ def parse(argv) -> argparse.Namespace:
     add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
     choices.add_flags(parser)
-    add("--num-speculative-tokens", type=int, default=5, help="K, drafted tokens a round at most (%(default)s)")
+    add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
     add("--max-new-tokens", type=int, default=128)
     add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
@@ -60,6 +60,8 @@ def parse(argv) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         choices.settle(args)
+        if args.num_speculative_tokens is None:
+            args.num_speculative_tokens = choices.CHOICES[args.drafter].size
     except ValueError as problem:
         parser.error(str(problem))
     if args.compare and args.drafter == "none":

@@ -31,7 +31,7 @@ from specjax.training.medusa import MedusaObjective
 from specjax.training.texts import Texts, dialogues
 
 
-def parse() -> argparse.Namespace:
+def parse(argv=None) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--kind", choices=("eagle3", "medusa", "draft"), required=True)
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     add("--seconds", type=float, default=float("inf"), help="of training at most")
     add("--out", type=Path, help="the drafter's file")
     add("--json", type=Path, help="the curve and the settings")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.out is not None and not args.out.parent.is_dir():
         parser.error(f"--out {args.out}: there is no folder {args.out.parent}")
     return args
@@ -122,9 +122,9 @@ def run(args: argparse.Namespace) -> None:
         files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
 
 
-def main() -> int:
+def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr."""
-    args = parse()
+    args = parse(argv)
     return refusing(lambda: run(args))
 
 

@@ -242,3 +242,35 @@ def test_ci_runs_the_command_of_the_readme():
     readme = (ROOT / "README.md").read_text()
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("python ")]
     assert commands and all(f"    {command}\n" in readme or f"\n{command}\n" in readme for command in commands)
+
+
+def test_the_drafter_is_chosen_by_the_model():
+    """The default model is drafted for by the head that comes with specjax, others by prompt lookup."""
+    parse = script("generate").parse
+    args = parse(["--prompt", "a"])
+    assert (args.drafter, args.trained) == ("ngram-trained", "smollm2-135m-instruct-eagle3")
+    assert args.num_speculative_tokens == 3
+    args = parse(["--prompt", "a", "--model", "elsewhere"])
+    assert (args.drafter, args.num_speculative_tokens) == ("ngram", 5)
+    args = parse(["--prompt", "a", "--drafter", "trained", "--trained", "x", "--num-speculative-tokens", "7"])
+    assert (args.drafter, args.trained, args.num_speculative_tokens) == ("trained", "x", 7)
+
+
+def test_train_use_and_load_a_drafter(capsys, tmp_path):
+    """A head is trained from the command line, goes on from its checkpoints, and drafts."""
+    path = tmp_path / "chat"
+    write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
+    train = script("train_drafter")
+    common = ["--model", str(path), "--texts", str(tmp_path / "t.npz"), "--dialogues", "8", "--sample-batch", "8"]
+    common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--unroll", "2", "--draft-vocab", "64"]
+    for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("draft", "2")):
+        where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
+        assert train.main(["--kind", kind, "--steps", steps, *common, *where]) == 0
+        out = capsys.readouterr().out
+        assert '"step": 2,' in out or steps == "4"
+    for kind in ("eagle3", "medusa", "draft"):
+        code, out, err = run(
+            capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
+            str(tmp_path / f"{kind}.safetensors"), "--compare",
+        )  # fmt: skip
+        assert code == 0 and not err and "identical output" in out

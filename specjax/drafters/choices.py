@@ -17,6 +17,7 @@ from specjax.types import Drafter
 class Choice:
     build: Callable[[LM, argparse.Namespace], Any]  # from the target and the settled flags
     flags: tuple[str, ...] = ()  # those of FLAGS that it reads
+    size: int = 5  # num_speculative_tokens, where none is asked for
 
 
 # Keywords of argparse. One without a default must be given.
@@ -79,9 +80,9 @@ CHOICES = {
         lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
     ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
-    "trained": Choice(lambda target, args: files.load(args.trained, target), ("trained",)),
+    "trained": Choice(lambda target, args: files.load(args.trained, target), ("trained",), size=3),
     "ngram-trained": Choice(
-        lambda target, args: d.FirstOf(_lookup(args), files.load(args.trained, target)), (*LOOKUP, "trained")
+        lambda target, args: d.FirstOf(_lookup(args), files.load(args.trained, target)), (*LOOKUP, "trained"), size=3
     ),
     "ngram-model": Choice(
         lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")

@@ -74,7 +74,7 @@ def dialogues(
     lm: LM,
     count: int,
     size: int = 383,
-    question: int = 96,
+    question: int | None = None,
     batch: int = 1024,
     seed: int = 0,
     prompts: Sequence[str] = (),
@@ -88,7 +88,7 @@ def dialogues(
       lm: the target; its tokenizer has a chat template.
       count: how many.
       size: tokens a dialogue at most, the template's included.
-      question: tokens that an invented question has at most.
+      question: tokens that an invented question has at most; a quarter of ``size`` by default.
       batch: dialogues sampled at a time.
       seed: of the first; each dialogue has its own.
       prompts: questions to be answered before any is invented.
@@ -97,9 +97,15 @@ def dialogues(
       progress: told of each batch.
 
     Raises:
-      ValueError: if the model has no tokenizer or no chat template.
+      ValueError: if the model has no tokenizer or no chat template, or a dialogue doesn't fit its context.
     """
     before, after = _template(lm)
+    question = size // 4 if question is None else question
+    if size > lm.config.max_position_embeddings or len(before) + question + len(after) >= size:
+        raise ValueError(
+            f"a dialogue of {size} tokens must fit the model's context of {lm.config.max_position_embeddings} and hold "
+            f"its chat template ({len(before) + len(after)} tokens), a question of {question} and an answer"
+        )
     parts, made, began = [], 0, time.perf_counter()
     while made < count and (not made or time.perf_counter() - began < seconds):
         rows = range(made, made + batch)
