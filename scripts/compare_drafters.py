@@ -19,7 +19,7 @@ from specjax import drafters as d
 from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
 from specjax.drafters.files import load as load_drafter
-from specjax.drafters.files import shipped
+from specjax.drafters.files import read_about, shipped
 from specjax.metrics import Totals
 from specjax.prompts import encoded_prompts
 
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--trained", nargs="+", default=shipped(), help="drafter files or names (%(default)s)")
+    parser.add_argument("--trained", nargs="*", help="drafter files or names; default: those shipped for the model")
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -108,6 +108,8 @@ def main() -> int:
 
 def run(args) -> None:
     lm = specjax.load(args.model, dtype=args.dtype)
+    if args.trained is None:
+        args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
     by_task: dict[str, list[list[int]]] = {}
     spare: list[list[int]] = []
     for task, ids in encoded_prompts(lm, args.prompts, args.max_prompt_tokens):

@@ -59,8 +59,10 @@ def parse(argv=None) -> argparse.Namespace:
     add("--out", type=Path, help="the drafter's file")
     add("--json", type=Path, help="the curve and the settings")
     args = parser.parse_args(argv)
-    if args.out is not None and not args.out.parent.is_dir():
-        parser.error(f"--out {args.out}: there is no folder {args.out.parent}")
+    for flag in ("out", "json", "texts"):
+        path = getattr(args, flag)
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"--{flag} {path}: there is no folder {path.parent}")
     return args
 
 
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> None:
     began = time.perf_counter()
     texts = texts_of(args, target)
     print(f"{len(texts.tokens)} texts, {texts.own_tokens} tokens, {time.perf_counter() - began:.0f} s", flush=True)
+    if len(texts.tokens) < 2:
+        raise ValueError("training needs at least two texts: one is held out")
     held = min(args.batch, max(1, len(texts.tokens) // 20))
     held_out, texts = texts.rows(slice(0, held)), texts.rows(slice(held, None))
     objective = objective_of(args, target, texts)
@@ -115,11 +119,11 @@ def run(args: argparse.Namespace) -> None:
         "texts": {"dialogues": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
     }  # fmt: skip
-    if args.json is not None:
-        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     if args.out is not None:
         kind = {"draft": "model"}.get(args.kind, args.kind)
         files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
+    if args.json is not None:
+        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv=None) -> int:

@@ -1,15 +1,17 @@
 """The EAGLE-3 head: drafting, training as it drafts, and a head whose every draft is right."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax import random
-from specjax.drafters import Eagle, FirstOf, PromptLookup, files
+from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup, files
 from specjax.generation import prepare
 from specjax.models import eagle, modules
 from specjax.models.eagle import EagleConfig
@@ -51,6 +53,19 @@ def test_the_prompt_is_read_along_with_the_target():
     own = job.start(job.request).drafter
     assert own.ready.tolist() == [len(p) > 1 for p in prompts]
     assert own.cache.lengths.tolist() == [max(len(p) - 2, 0) for p in prompts]
+
+
+def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
+    """It then catches up round by round, in chunks that would not fit past the last tokens."""
+    drafter = Cascade(dataclasses.replace(random_head(), prefill_chunk=64), TARGET, 3)
+
+    def head_state(capacity):
+        options = specjax.Options(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
+        job = prepare(TARGET, [[i % 12 for i in range(100)]], options)
+        state = jax.device_get(job.run(job.start(job.request)).drafter.inner.cache)
+        return state.keys[0][:, :, : int(state.lengths[0])]
+
+    np.testing.assert_allclose(head_state(None), head_state(384), atol=1e-4)
 
 
 def perfect_pair(vocab: int = 6):
@@ -116,6 +131,15 @@ def test_a_file_gives_the_head_back(tmp_path):
         files.load(path, tiny_lm(0, hidden_size=16))
     with pytest.raises(FileNotFoundError, match="there is no drafter 'nothing'"):
         files.load("nothing", TARGET)
+    with pytest.raises(ValueError, match="drafts token ids from 0 to 11, outside the target's vocabulary of 9"):
+        files.load(path, tiny_lm(0, vocab_size=9))
+    for name, bad in (("fuse.weight.scale", None), ("fuse.weight", np.zeros((32, 96), np.float32)),
+                      ("tokens", np.zeros(3, np.int32)), ("norm.weight", np.full(32, np.nan, np.float32))):  # fmt: skip
+        arrays = {**load_file(path), name: bad}
+        head = {"specjax": json.dumps(files.read_about(path))}
+        save_file({k: v for k, v in arrays.items() if v is not None}, tmp_path / "damaged", head)
+        with pytest.raises(ValueError, match=f": {name} (is|holds)"):
+            files.load(tmp_path / "damaged", TARGET)
     (tmp_path / "bad").write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is no drafter that specjax wrote"):
         files.load(tmp_path / "bad", TARGET)

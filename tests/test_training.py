@@ -132,7 +132,8 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path):
     for row, length in zip(texts.tokens, texts.lengths, strict=True):
         assert row[:2].tolist() == [20, 21] and 22 in row[2 : 2 + 12 + 20]
         assert length == 60 or row[length - 1] == 19
-    assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - 2)
+    assert texts.starts.tolist() == [7] + [2] * 7, "the given question is not the model's own"
+    assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - texts.starts)
     again = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
     assert np.array_equal(again.tokens, texts.tokens)
     texts.save(tmp_path / "t.npz")

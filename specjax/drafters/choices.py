@@ -147,8 +147,8 @@ def settle(args: argparse.Namespace) -> None:
       ValueError: if a flag of another choice was given, or one that this choice needs was not.
     """
     if args.drafter == "auto":
-        own = files.shipped_for(args.model)
-        args.drafter, args.trained = ("ngram-trained", args.trained or own) if own else ("ngram", args.trained)
+        args.trained = args.trained or files.shipped_for(args.model)
+        args.drafter = "ngram-trained" if args.trained else "ngram"
     for option, choices, flags in _groups():
         chosen = getattr(args, option)
         used = choices[chosen].flags if chosen else ()

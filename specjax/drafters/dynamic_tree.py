@@ -51,6 +51,9 @@ class DynamicTree:
         most = self.breadth + (depth - 1) * self.breadth**2
         return max(depth + (self.breadth > 1), min(self.nodes, most))  # N = K says that it is a chain
 
+    def fed(self, depth: int) -> int:
+        return max(depth - 1, 0) * self.breadth
+
     def grow(
         self,
         step: Step,

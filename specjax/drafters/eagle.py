@@ -71,7 +71,7 @@ class Eagle(ChainOrTree):
         super().check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
-        room = capacity + self.widths(num_speculative_tokens)[-1]
+        room = capacity + self.fed(num_speculative_tokens)
         cache = eagle.alloc_cache(self.config, batch, room, target.dtype)
         feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
@@ -133,14 +133,15 @@ class Eagle(ChainOrTree):
 
     def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
-        size = min(self.prefill_chunk, state.cache.capacity - 1)
+        last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
+        size = min(self.prefill_chunk, last)
 
         def behind(own: EagleState):
             return jnp.any(_lags(own, state))
 
         def feed(own: EagleState) -> EagleState:
             # Near the end of the buffers a chunk starts early, over entries that it makes once more.
-            starts = jnp.minimum(own.cache.lengths, state.cache.capacity - 1 - size)
+            starts = jnp.minimum(own.cache.lengths, last - size)
             tokens = jnp.take_along_axis(state.tokens, starts[:, None] + jnp.arange(size + 1), axis=1)
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
             return self._extend(target, head, own, starts, out, tokens[:, 1:], state.lengths - 2, _lags(own, state))

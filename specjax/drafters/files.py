@@ -67,6 +67,8 @@ def shipped() -> list[str]:
 
 def shipped_for(model: str) -> str | None:
     """The shipped drafter to use with a model, by the name that :func:`specjax.load` knows it by."""
+    if Path(model).exists():  # it goes before the name
+        return None
     for name in shipped():
         head = read_about(name)
         if head["kind"] == "eagle3" and head["about"]["model"] == model:
@@ -81,7 +83,8 @@ def read_about(name_or_path: str | Path) -> dict:
     path = _locate(name_or_path)
     try:
         with safe_open(path, "np") as file:
-            return json.loads(file.metadata()["specjax"])
+            head = json.loads(file.metadata()["specjax"])
+        return {"kind": str(head["kind"]), "config": dict(head["config"]), "about": dict(head["about"])}
     except Exception as problem:  # safetensors has exceptions of its own
         raise ValueError(f"{path} is no drafter that specjax wrote: {problem}") from problem
 
@@ -108,31 +111,56 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
     if head["kind"] not in KINDS:
         raise ValueError(f"{path} holds a drafter of kind {head['kind']!r}; known are {', '.join(KINDS)}")
     config_class, module, make = KINDS[head["kind"]]
-    config = config_class.from_dict(head["config"])
+    try:
+        config = config_class.from_dict(head["config"])
+    except (TypeError, KeyError, ValueError) as problem:
+        raise ValueError(f"{path} has a configuration that can't be read: {problem}") from problem
     wanted = modules.structure(module, config)[1]
-    size = (config.layer if isinstance(config, EagleConfig) else config).hidden_size
-    own = {name: leaf for name, leaf in wanted.items() if name not in SHARED}
-
-    def get(keys, shape):
-        name = ".".join(keys)
-        values = arrays.get(name)
-        if values is None or values.shape != shape.shape:
-            found = "absent" if values is None else values.shape
-            raise ValueError(f"{path}: {name} is {found}, expected {shape.shape}")
-        if len(shape.shape) == 1:
-            return jnp.asarray(values, target.dtype)
-        return dequantize(Quantized(jnp.asarray(values), jnp.asarray(arrays[f"{name}.scale"])), target.dtype)
-
-    if size != target.config.hidden_size:
+    shape = config.layer if isinstance(config, EagleConfig) else config
+    if shape.hidden_size != target.config.hidden_size:
         raise ValueError(
-            f"{path} was trained for a model of hidden size {size}, but the target's is {target.config.hidden_size}"
+            f"{path} was trained for a model of hidden size {shape.hidden_size}, but the target's is "
+            f"{target.config.hidden_size}"
         )
-    params = map_with_path(get, own)
+
+    def get(keys, leaf):
+        name = ".".join(keys)
+        if len(leaf.shape) == 1:
+            return jnp.asarray(_array(path, arrays, name, leaf.shape, np.float32), target.dtype)
+        values = _array(path, arrays, name, leaf.shape, np.int8)
+        scale = _array(path, arrays, f"{name}.scale", leaf.shape[:-1], np.float32)
+        return dequantize(Quantized(jnp.asarray(values), jnp.asarray(scale)), target.dtype)
+
+    params = map_with_path(get, {name: leaf for name, leaf in wanted.items() if name not in SHARED})
     if make is None:
+        c = target.config
+        if (config.vocab_size, config.tie_word_embeddings) != (c.vocab_size, c.tie_word_embeddings):
+            raise ValueError(
+                f"{path} shares the embedding and head of a model of {config.vocab_size} tokens, "
+                f"{'tied' if config.tie_word_embeddings else 'untied'}; the target has {c.vocab_size}, "
+                f"{'tied' if c.tie_word_embeddings else 'untied'}"
+            )
         shared = {name: target.params[name] for name in SHARED if name in target.params}
         return DraftModel(LM(config, {**shared, **params}, target.tokenizer))
-    tokens = jnp.asarray(arrays["tokens"])
-    return make(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[tokens])}, tokens)
+    tokens = _array(path, arrays, "tokens", (shape.vocab_size,), np.int32)
+    if tokens.min() < 0 or tokens.max() >= target.config.vocab_size:
+        raise ValueError(
+            f"{path} drafts token ids from {tokens.min()} to {tokens.max()}, outside the target's vocabulary of "
+            f"{target.config.vocab_size}"
+        )
+    own = jnp.asarray(tokens)
+    return make(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[own])}, own)
+
+
+def _array(path: Path, arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A tensor of the file, which must be there, of that shape and dtype, and finite."""
+    found = arrays.get(name)
+    if found is None or found.shape != shape or found.dtype != dtype:
+        what = "absent" if found is None else f"{found.dtype}{list(found.shape)}"
+        raise ValueError(f"{path}: {name} is {what}, expected {np.dtype(dtype)}{list(shape)}")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{path}: {name} holds NaN or infinity")
+    return found
 
 
 def _locate(name_or_path: str | Path) -> Path:

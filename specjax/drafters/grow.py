@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import random, sampling
 from specjax.drafters.base import Chain, static
-from specjax.drafters.sampled import at_temperature, fit
+from specjax.drafters.sampled import at_temperature, check_temperature, fit
 from specjax.models.lm import LM
 from specjax.topology import Topology, from_widths
 from specjax.types import DecodeState, Draft
@@ -40,6 +40,10 @@ class Tree(Protocol):
 
     def size(self, depth: int) -> int:
         """N, the nodes of a tree ``depth`` deep."""
+        ...
+
+    def fed(self, depth: int) -> int:
+        """Nodes that the draft is asked about, the root not counted."""
         ...
 
     def grow(
@@ -82,14 +86,21 @@ class ChainOrTree(Chain):
     """A drafter with a field ``tree``: None for a chain, or what :func:`tree_of` takes."""
 
     tree: Any
+    temperature: Any
 
     def __post_init__(self):
+        check_temperature(self.temperature)
         if self.tree is not None:
             object.__setattr__(self, "tree", tree_of(self.tree))
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         grown = self.tree
         return (1 + (num_speculative_tokens if grown is None else grown.size(num_speculative_tokens)),)
+
+    def fed(self, num_speculative_tokens: int) -> int:
+        """Entries past the committed ones that a cache needs room for: the block that is verified, or the tree."""
+        grown = 0 if self.tree is None else self.tree.fed(num_speculative_tokens)
+        return max(self.widths(num_speculative_tokens)[-1], 1 + grown)
 
     def check(self, target: LM) -> None:
         if self.tree is not None:
@@ -126,6 +137,9 @@ class FixedTree:
 
     def size(self, depth: int) -> int:
         return len(self.topology.of_depth(depth).parents) if depth else 0
+
+    def fed(self, depth: int) -> int:
+        return self.size(depth)  # all but the leaves
 
     def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
         topology, params = self.topology.of_depth(depth), at_temperature(state.sampling, temperature)

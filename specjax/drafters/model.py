@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax.drafters.base import Chain
 from specjax.drafters.prefill import catch_up
-from specjax.drafters.sampled import draw_chain
+from specjax.drafters.sampled import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
@@ -36,8 +36,7 @@ class DraftModel(Chain):
     prefill_chunk: int = 64
 
     def __post_init__(self):
-        if isinstance(self.temperature, float | int) and not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"draft temperature must be a finite number >= 0, got {self.temperature!r}")
+        check_temperature(self.temperature)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

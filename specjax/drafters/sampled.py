@@ -67,6 +67,12 @@ def at_temperature(params: sampling.SamplingParams, temperature: float | None) -
     return params._replace(temperature=jnp.full_like(params.temperature, temperature))
 
 
+def check_temperature(temperature: Any) -> None:
+    """Raises ValueError for a number that can't replace a request's temperature."""
+    if isinstance(temperature, float | int) and not 0 <= temperature < float("inf"):
+        raise ValueError(f"draft temperature must be a finite number >= 0, got {temperature!r}")
+
+
 def spread(logits: jax.Array, tokens: jax.Array, vocab: int) -> jax.Array:
     """Logits f32[..., D] of the tokens i32[D] over a whole vocabulary, f32[..., V]: the others can't be drawn."""
     size = tokens.shape[0]

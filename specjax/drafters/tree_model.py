@@ -11,6 +11,7 @@ from specjax.drafters.base import Chain
 from specjax.drafters.grow import Level, Tree, check_tree, tree_of
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up
+from specjax.drafters.sampled import check_temperature
 from specjax.models import cache as kv
 from specjax.models.lm import LM
 from specjax.topology import Topology
@@ -41,8 +42,7 @@ class TreeModel(Chain):
 
     def __post_init__(self):
         object.__setattr__(self, "tree", tree_of(self.tree))
-        if isinstance(self.temperature, float | int) and not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"draft temperature must be a finite number >= 0, got {self.temperature!r}")
+        check_temperature(self.temperature)
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (self.tree.size(num_speculative_tokens) + 1,)  # type: ignore[union-attr]
@@ -52,8 +52,9 @@ class TreeModel(Chain):
         check_tree(target, self.tree)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
-        del target, num_speculative_tokens
-        return DraftState(self.lm.alloc_cache(batch, capacity + self.prefill_chunk))
+        del target
+        fed = self.tree.fed(num_speculative_tokens) if num_speculative_tokens else 0  # type: ignore[union-attr]
+        return DraftState(self.lm.alloc_cache(batch, capacity + max(self.prefill_chunk, fed)))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -37,7 +37,8 @@ class Texts:
     starts: np.ndarray  # i32[N] where the target's own words begin
 
     def save(self, path: str | Path) -> None:
-        np.savez(path, **dataclasses.asdict(self))
+        with open(path, "wb") as file:  # to a name alone, numpy would add a suffix
+            np.savez(file, **dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "Texts":
@@ -109,8 +110,8 @@ def dialogues(
     parts, made, began = [], 0, time.perf_counter()
     while made < count and (not made or time.perf_counter() - began < seconds):
         rows = range(made, made + batch)
-        given = [lm.tokenizer.encode(prompts[i])[:question] for i in rows if i < len(prompts)]  # type: ignore[union-attr]
-        openings = [before + lm.tokenizer.encode(OPENINGS[i % len(OPENINGS)]) for i in rows][len(given) :]  # type: ignore[union-attr]
+        given = [_plain(lm, prompts[i])[:question] for i in rows if i < len(prompts)]
+        openings = [before + _plain(lm, OPENINGS[i % len(OPENINGS)]) for i in rows][len(given) :]
         seeds = list(range(seed + made, seed + made + batch))
         room = len(before) + question
         invented: list[list[int]] = []
@@ -126,11 +127,18 @@ def dialogues(
             max_new_tokens=[max(0, size - len(ids)) for ids in asked], seed=seeds,
         ).tokens  # fmt: skip
         texts = [ids + new for ids, new in zip(asked, answers, strict=True)]
-        starts = [len(before)] * len(texts)
+        # A question that was given is not the model's own.
+        starts = [len(ids) for ids in asked[: len(given)]] + [len(before)] * len(invented)
         parts.append(Texts.of(texts, starts, size, lm.config.vocab_size))
         made += batch
         progress(f"{made} dialogues, {sum(p.own_tokens for p in parts)} tokens")
     return Texts.joined(parts)
+
+
+def _plain(lm: LM, text: str) -> list[int]:
+    """Token ids without the BOS that a tokenizer may set before any text."""
+    ids, nothing = lm.tokenizer.encode(text), lm.tokenizer.encode("")  # type: ignore[union-attr]
+    return ids[len(nothing) :]
 
 
 def _template(lm: LM) -> tuple[list[int], list[int]]:
