@@ -271,6 +271,11 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     for kind in ("eagle3", "medusa", "draft"):
         code, out, err = run(
             capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
-            str(tmp_path / f"{kind}.safetensors"), "--compare",
+            str(tmp_path / f"{kind}.safetensors"), "--compare", *(["--tree-nodes", "6"] if kind == "eagle3" else []),
         )  # fmt: skip
         assert code == 0 and not err and "identical output" in out
+    code, _, err = run(
+        capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
+        str(tmp_path / "draft.safetensors"), "--tree-nodes", "6",
+    )  # fmt: skip
+    assert code == 2 and "--tree-nodes needs a head" in err

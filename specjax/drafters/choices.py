@@ -9,6 +9,7 @@ from typing import Any
 from specjax import drafters as d
 from specjax.datastore import Datastore
 from specjax.drafters import files
+from specjax.drafters.grow import ChainOrTree
 from specjax.models.lm import LM
 from specjax.types import Drafter
 
@@ -27,6 +28,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         metavar="NAME",
         help=f"a drafter that comes with specjax ({', '.join(files.shipped())}) or a file of scripts/train_drafter.py",
     ),
+    "tree_nodes": dict(type=int, default=None, help="verify a dynamic tree of so many tokens instead of a chain"),
+    "tree_breadth": dict(type=int, default=4, help="nodes of that tree that go on at each depth, and children of each"),
     "prompt_lookup_max": dict(type=int, default=3, help="longest match looked for"),
     "prompt_lookup_min": dict(type=int, default=2, help="shortest match"),
     "exit_layer": dict(type=int, default=None, help="the first layer left out, with all after it"),
@@ -72,6 +75,16 @@ def _oracle(target: LM, args: argparse.Namespace) -> Drafter:
     return d.Oracle.of([c["prompt_token_ids"] + c["tokens"] for c in completions])
 
 
+def _trained(target: LM, args: argparse.Namespace) -> Drafter:
+    drafter = files.load(args.trained, target)
+    if args.tree_nodes is None:
+        return drafter
+    if not isinstance(drafter, ChainOrTree):
+        raise ValueError(f"--tree-nodes needs a head, and {args.trained} is a {type(drafter).__name__}")
+    return dataclasses.replace(drafter, tree=d.DynamicTree(args.tree_breadth, args.tree_nodes))  # type: ignore[type-var]
+
+
+TREE = ("tree_nodes", "tree_breadth")
 LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
     "none": Choice(lambda target, args: d.NoDraft()),
@@ -80,9 +93,9 @@ CHOICES = {
         lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
     ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
-    "trained": Choice(lambda target, args: files.load(args.trained, target), ("trained",), size=3),
+    "trained": Choice(_trained, ("trained", *TREE), size=3),
     "ngram-trained": Choice(
-        lambda target, args: d.FirstOf(_lookup(args), files.load(args.trained, target)), (*LOOKUP, "trained"), size=3
+        lambda target, args: d.FirstOf(_lookup(args), _trained(target, args)), (*LOOKUP, "trained", *TREE), size=3
     ),
     "ngram-model": Choice(
         lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")
