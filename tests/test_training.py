@@ -97,6 +97,9 @@ def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path):
     resumed, curve = train(tmp_path / "broken")
     assert curve[0]["step"] == 8, "it begins from the last checkpoint, that of step 4"
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    for objective, texts in ((dataclasses.replace(HEAD, loss="acceptance"), TEXTS), (HEAD, TEXTS.rows(slice(8, None)))):
+        with pytest.raises(ValueError, match="checkpoints of another run"):
+            loop.train(objective, TARGET, texts, texts, recipe, tmp_path / "broken")
 
 
 def test_each_epoch_shows_every_text_once():

@@ -1,6 +1,7 @@
 """The training loop of every drafter: AdamW over an objective's weights, resumable bit for bit from any checkpoint."""
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -113,7 +114,12 @@ def train(
 
     Returns:
       The weights, and the curve: a dict for each measurement.
+
+    Raises:
+      ValueError: the folder holds checkpoints of another objective, recipe (but for its steps) or texts.
     """
+    if folder is not None:
+        _claim(Path(folder), _identity(objective, texts, recipe))
     state = start(objective, recipe)
     manager = None if folder is None else _manager(folder)
     if manager is not None and manager.latest_step() is not None:
@@ -137,6 +143,25 @@ def train(
     if manager is not None:
         manager.close()
     return state.params, curve
+
+
+def _identity(objective: Objective, texts: Texts, recipe: Recipe) -> str:
+    """What makes a run what it is, but for its steps."""
+    digest = hashlib.sha256(repr((dataclasses.replace(recipe, steps=0), jax.tree.structure(objective))).encode())
+    for array in (*jax.tree.leaves(objective), texts.tokens, texts.lengths, texts.starts):
+        digest.update(repr((array.shape, array.dtype)).encode() + np.asarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _claim(folder: Path, identity: str) -> None:
+    mark = folder / "run.txt"
+    if mark.is_file() and mark.read_text("utf-8") != identity:
+        raise ValueError(
+            f"{folder} holds checkpoints of another run (other texts, loss, shape, seed or recipe); remove it or give "
+            "another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.write_text(identity, "utf-8")
 
 
 def _manager(folder: str | Path):
