@@ -4,6 +4,7 @@ from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGu
 from specjax.drafters.cascade import Cascade
 from specjax.drafters.dynamic_tree import DynamicTree
 from specjax.drafters.eagle import Eagle
+from specjax.drafters.files import load, shipped
 from specjax.drafters.first_of import FirstOf
 from specjax.drafters.grow import FixedTree
 from specjax.drafters.jacobi import Jacobi
@@ -42,4 +43,6 @@ __all__ = [
     "Retrieval",
     "SinkWindow",
     "TreeModel",
+    "load",
+    "shipped",
 ]
