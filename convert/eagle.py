@@ -5,7 +5,6 @@ head drafts, how far the target's id lies above its own.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 
 from convert import safetensors
 from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
+from convert.source import read_json
 from specjax.config import from_hf
 from specjax.drafters.eagle import Eagle
 from specjax.models import eagle, modules
@@ -83,7 +83,7 @@ def read_config(folder: Path, target: LM) -> EagleConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
-    hf = json.loads(path.read_text("utf-8"))
+    hf = read_json(path)
     own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size")}
     layer = from_hf(hf)
     depth, hidden = target.config.num_hidden_layers, own["target_hidden_size"] or layer.hidden_size

@@ -68,8 +68,8 @@ def _open_gguf(path: Path) -> Source:
 
 def _open_folder(folder: Path) -> Source:
     generation = folder / "generation_config.json"
-    hf = _read_json(folder / "config.json")
-    config = from_hf(hf, _read_json(generation) if generation.is_file() else None)
+    hf = read_json(folder / "config.json")
+    config = from_hf(hf, read_json(generation) if generation.is_file() else None)
     checkpoint = safetensors.open_checkpoint(folder)
     llama.check(config, checkpoint.shapes())
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
@@ -83,7 +83,8 @@ def _open_folder(folder: Path) -> Source:
     return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries))
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """The object in a JSON file. Raises ValueError for anything else."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except ValueError as e:

@@ -20,6 +20,7 @@ from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
 from specjax.drafters.files import load as load_drafter
 from specjax.drafters.files import read_about, shipped
+from specjax.drafters.grow import tree_of
 from specjax.metrics import Totals
 from specjax.prompts import encoded_prompts
 
@@ -66,7 +67,7 @@ def candidates(
 
 # (name, how it grows, depth)
 TREES = (
-    ("tree 3-2-1-1-1", (3, 2, 1, 1, 1), 5),
+    ("tree 3-2-1-1-1", tree_of((3, 2, 1, 1, 1)), 5),
     ("dynamic tree of 16", d.DynamicTree(4, 16), 5),
     ("dynamic tree of 32", d.DynamicTree(6, 32), 6),
 )
@@ -116,7 +117,7 @@ def run(args) -> None:
         chosen = by_task.setdefault(task, [])
         (chosen if len(chosen) < args.per_task else spare).append(ids)
     spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
-    widest = 1 + max(tree.size(depth) if isinstance(tree, d.DynamicTree) else 30 for _, tree, depth in TREES)
+    widest = 1 + max(tree.size(depth) for _, tree, depth in TREES)
     common = dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
     device = jax.devices()[0].device_kind
     print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}: "

@@ -1,7 +1,6 @@
 """Trees that grow where the draft is sure of itself (Li et al. 2024, EAGLE-2, section 4)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,9 @@ from jax import lax
 
 from specjax import sampling
 from specjax.drafters.base import static
-from specjax.drafters.grow import Level, Step
-from specjax.drafters.sampled import at_temperature, fit
-from specjax.types import DecodeState, Draft
+from specjax.drafters.grow import Level
+from specjax.drafters.sampled import at_temperature, fit, ranking
+from specjax.types import Draft
 
 
 @static
@@ -54,21 +53,10 @@ class DynamicTree:
     def fed(self, depth: int) -> int:
         return max(depth - 1, 0) * self.breadth
 
-    def grow(
-        self,
-        step: Step,
-        logits: jax.Array,
-        carry: Any,
-        state: DecodeState,
-        keys: jax.Array,
-        depth: int,
-        vocab: int,
-        temperature: float | None = None,
-    ) -> tuple[Draft, Any]:
+    def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
         """As ``grow.Tree.grow``; nothing is drawn, so keys and temperature play no part but for what filters leave."""
         del keys
-        params = at_temperature(state.sampling, temperature)
-        params = params._replace(temperature=jnp.where(params.temperature == 0, 1.0, params.temperature))
+        params = ranking(at_temperature(state.sampling, temperature))
         rows, width = len(logits), self.breadth
         everyone = jnp.arange(rows)[:, None]
 

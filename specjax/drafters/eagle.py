@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import tree
 from specjax.drafters.grow import ChainOrTree, Level, Tree
 from specjax.drafters.sampled import draw_chain, spread
 from specjax.models import cache as kv
@@ -93,7 +92,7 @@ class Eagle(ChainOrTree):
             feature, cache = carry
             at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
             hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], at)
-            return spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), (hidden[:, 0], cache)
+            return self._logits(target, head, hidden)[:, 0], (hidden[:, 0], cache)
 
         first, vocab = (own.feature, own.cache), target.config.vocab_size
         draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
@@ -105,21 +104,24 @@ class Eagle(ChainOrTree):
 
         def step(carry, tokens: jax.Array, level: Level):
             above, cache = carry  # [B, W', H] the outputs of the level before
-            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape[1:]))
-            mask = tree.seen(sees, root + 1, cache.capacity)
-            positions = jnp.broadcast_to(root[:, None] + level.depth, tokens.shape)
             at = kv.with_lengths(cache, root + 1 + level.fed)
             features = above[rows[:, None], level.parents]
-            hidden, cache = head(self._embedded(target, tokens), features, at, positions, mask)
-            return spread(head.head(hidden), self.tokens, target.config.vocab_size), (hidden, cache)
+            hidden, cache = head(
+                self._embedded(target, tokens), features, at, *level.attention(root + 1, cache.capacity)
+            )
+            return self._logits(target, head, hidden), (hidden, cache)
 
         last = state.tokens[rows, state.lengths - 1]
         grown: Any = self.tree
         at_root = kv.with_lengths(own.cache, root)
         hidden, cache = head(self._embedded(target, last)[:, None], own.feature[:, None], at_root)
-        logits, vocab = spread(head.head(hidden)[:, 0], self.tokens, target.config.vocab_size), target.config.vocab_size
+        logits, vocab = self._logits(target, head, hidden)[:, 0], target.config.vocab_size
         draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
         return draft, cache
+
+    def _logits(self, target: LM, head: eagle.Eagle, hidden: jax.Array) -> jax.Array:
+        """The head's outputs [B, T, H] to logits over the target's vocabulary, f32[B, T, V]."""
+        return spread(head.head(hidden), self.tokens, target.config.vocab_size)
 
     def _embedded(self, target: LM, tokens: jax.Array) -> jax.Array:
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
@@ -128,8 +130,8 @@ class Eagle(ChainOrTree):
         head = modules.merge(eagle.Eagle, self.config, self.params)
         size = out.hidden.shape[1]
         tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
-        everyone = jnp.ones_like(own.ready)
-        return self._extend(target, head, own, starts, out, tokens, request.prompt_lengths - 2, everyone)
+        features, everyone = self._features(head, out.taps), jnp.ones_like(own.ready)
+        return self._extend(target, head, own, starts, features, tokens, request.prompt_lengths - 2, everyone)
 
     def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
@@ -144,7 +146,8 @@ class Eagle(ChainOrTree):
             starts = jnp.minimum(own.cache.lengths, last - size)
             tokens = jnp.take_along_axis(state.tokens, starts[:, None] + jnp.arange(size + 1), axis=1)
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
-            return self._extend(target, head, own, starts, out, tokens[:, 1:], state.lengths - 2, _lags(own, state))
+            features, lags = self._features(head, out.taps), _lags(own, state)
+            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
 
         return lax.while_loop(behind, feed, state.drafter)
 
@@ -154,22 +157,22 @@ class Eagle(ChainOrTree):
         head: eagle.Eagle,
         own: EagleState,
         starts: jax.Array,
-        out: Output,
+        features: jax.Array,
         tokens: jax.Array,
         wanted: jax.Array,
         rows: jax.Array,
     ) -> EagleState:
-        """The state once the entries from ``starts`` on are made of the target's states and next tokens i32[B, T].
+        """The state once the entries from ``starts`` on are made of next tokens i32[B, T] and fused states [B, T+, H].
 
-        Rows bool[B] take it, up to ``wanted`` i32[B] entries; those that get there are ready.
+        Rows bool[B] take it, up to ``wanted`` i32[B] entries; those whose next states are among these are ready.
         """
-        features = head.features({after: out.taps[after] for after in self.config.taps})
-        _, cache = head(self._embedded(target, tokens), features, kv.with_lengths(own.cache, starts))
-        end = starts + tokens.shape[1]
-        reached = rows & (starts <= wanted) & (wanted < end)
-        feature = row_at(features, jnp.clip(wanted - starts, 0, tokens.shape[1] - 1))
+        size = tokens.shape[1]
+        _, cache = head(self._embedded(target, tokens), features[:, :size], kv.with_lengths(own.cache, starts))
         # A row that was there before keeps what it had: later blocks of the prompt are padding to it.
-        lengths = jnp.where(rows & (starts <= wanted), jnp.minimum(end, wanted), own.cache.lengths)
+        taken = rows & (starts <= wanted)
+        reached = taken & (wanted < starts + features.shape[1])
+        feature = row_at(features, jnp.clip(wanted - starts, 0, features.shape[1] - 1))
+        lengths = jnp.where(taken, jnp.minimum(starts + size, wanted), own.cache.lengths)
         return EagleState(
             kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
         )
@@ -182,23 +185,21 @@ class Eagle(ChainOrTree):
             own = own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
             return state._replace(drafter=own)
         head = modules.merge(eagle.Eagle, self.config, self.params)
-        new = head.features({after: outcome.taps[after] for after in self.config.taps})  # [B, K+1, H]
-        features = jnp.concatenate([own.feature[:, None], new], axis=1)  # [B, K+2, H], of the old tokens from n - 2 on
-        # A row of one token has no entry yet, and its first states are those of this round.
-        alone = (state.lengths - outcome.count - 1 == 1).astype(jnp.int32)
-        size = new.shape[1]
-        ready = own.ready | (alone == 1)
-        old = state.lengths - outcome.count - 3 + alone  # entries before the round, of a ready row
-        tokens = jnp.take_along_axis(state.tokens, old[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
-        fed = jnp.take_along_axis(features, (alone[:, None] + jnp.arange(size))[..., None], axis=1)
-        _, cache = head(self._embedded(target, tokens), fed, kv.with_lengths(own.cache, jnp.maximum(old, 0)))
-        moved = state.active & ready
-        own = EagleState(
-            kv.with_lengths(cache, jnp.where(moved, wanted, own.cache.lengths)),
-            jnp.where(moved[:, None], row_at(features, outcome.count + 1), own.feature),
-            moved,
-        )
-        return state._replace(drafter=own)
+        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome.taps)], axis=1)  # [B, K+2, H]
+        # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
+        before = state.lengths - outcome.count - 1
+        alone = (before == 1)[:, None]
+        features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
+        starts = jnp.maximum(before - 2, 0)
+        index = starts[:, None] + 1 + jnp.arange(features.shape[1] - 1)
+        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
+        rows = state.active & (own.ready | alone[:, 0])
+        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
+        return state._replace(drafter=own._replace(ready=own.ready & state.active))
+
+    def _features(self, head: eagle.Eagle, taps: dict[int, jax.Array]) -> jax.Array:
+        """Of what was seen, the states that this head reads, fused. -> [B, T, H]."""
+        return head.features({after: taps[after] for after in self.config.taps})
 
 
 def _lags(own: EagleState, state: DecodeState) -> jax.Array:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -149,7 +148,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
             f"{target.config.vocab_size}"
         )
     own = jnp.asarray(tokens)
-    return make(config, {**params, "lm_head": jax.block_until_ready(target.head_table()[own])}, own)
+    return make(config, {**params, "lm_head": target.head_table()[own]}, own)
 
 
 def _array(path: Path, arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

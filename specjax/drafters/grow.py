@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import random, sampling
+from specjax import random, sampling, tree
 from specjax.drafters.base import Chain, static
-from specjax.drafters.sampled import at_temperature, check_temperature, fit
+from specjax.drafters.sampled import at_temperature, check_temperature, fit, ranking
 from specjax.models.lm import LM
 from specjax.topology import Topology, from_widths
 from specjax.types import DecodeState, Draft
@@ -24,6 +24,12 @@ class Level(NamedTuple):
     parents: Any  # i[R, W] the place of each one's parent in the level before
     fed: int  # nodes fed before this level, the root not counted
     sees: Any  # bool[R, W, fed + W] which of those and of these each node sees, itself included
+
+    def attention(self, starts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+        """Rotary positions i32[B, W] and mask bool[B, W, S] where the tree's entries follow starts i32[B] others."""
+        sees = jnp.broadcast_to(self.sees, (len(starts), *self.sees.shape[1:]))
+        positions = jnp.broadcast_to(starts[:, None] + self.depth - 1, sees.shape[:2])
+        return positions, tree.seen(sees, starts, capacity)
 
 
 # (carry, tokens i32[B, W], level) -> (logits f32[B, W, V'], carry)
@@ -103,16 +109,9 @@ class ChainOrTree(Chain):
         return max(self.widths(num_speculative_tokens)[-1], 1 + grown)
 
     def check(self, target: LM) -> None:
-        if self.tree is not None:
-            check_tree(target, self.tree)
-
-
-def check_tree(target: LM, tree: Any) -> None:
-    """Raises ValueError if a node has more children than the target has tokens."""
-    if tree.most > target.config.vocab_size:
-        raise ValueError(
-            f"a node of the tree has {tree.most} children, but the vocabulary only {target.config.vocab_size} tokens"
-        )
+        most, vocab = 0 if self.tree is None else self.tree.most, target.config.vocab_size
+        if most > vocab:
+            raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
 
 
 @static
@@ -194,8 +193,7 @@ def draw_children(
     """
     vocab, most = logits.shape[-1], int(ranks.max()) + 1
     greedy = (params.temperature == 0)[:, None, None]
-    warm = params._replace(temperature=jnp.where(params.temperature == 0, 1.0, params.temperature))
-    logits = sampling.transformed(logits, warm, context)
+    logits = sampling.transformed(logits, ranking(params), context)
     q = sampling.normalised(logits)  # [B, W, V]
     if with_replacement:
         keys = random.siblings(jnp.repeat(keys[:, None], most, 1), jnp.broadcast_to(jnp.arange(most), (len(q), most)))

@@ -73,6 +73,11 @@ def check_temperature(temperature: Any) -> None:
         raise ValueError(f"draft temperature must be a finite number >= 0, got {temperature!r}")
 
 
+def ranking(params: sampling.SamplingParams) -> sampling.SamplingParams:
+    """Parameters under which tokens can be ranked: temperature 1 for 0, at which all but one would be impossible."""
+    return params._replace(temperature=jnp.where(params.temperature == 0, 1.0, params.temperature))
+
+
 def spread(logits: jax.Array, tokens: jax.Array, vocab: int) -> jax.Array:
     """Logits f32[..., D] of the tokens i32[D] over a whole vocabulary, f32[..., V]: the others can't be drawn."""
     size = tokens.shape[0]

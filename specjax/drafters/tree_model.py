@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
-from specjax.drafters.base import Chain
-from specjax.drafters.grow import Level, Tree, check_tree, tree_of
+from specjax.drafters.grow import ChainOrTree, Level, Tree
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up
-from specjax.drafters.sampled import check_temperature
 from specjax.models import cache as kv
 from specjax.models.lm import LM
 from specjax.topology import Topology
@@ -20,8 +18,8 @@ from specjax.verify.chain import row_at
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeModel(Chain):
-    """Draws a tree of a fixed shape from the draft model, a call a level (Miao et al. 2024, SpecInfer; Chen et al.
+class TreeModel(ChainOrTree):
+    """Grows a tree from the draft model, a call a level (Miao et al. 2024, SpecInfer; Chen et al.
     2024, Sequoia: siblings without replacement). With one child a node it is ``DraftModel``, token for token.
 
     Args:
@@ -40,21 +38,14 @@ class TreeModel(Chain):
     temperature: float | None = None
     prefill_chunk: int = 64
 
-    def __post_init__(self):
-        object.__setattr__(self, "tree", tree_of(self.tree))
-        check_temperature(self.temperature)
-
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (self.tree.size(num_speculative_tokens) + 1,)  # type: ignore[union-attr]
-
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)
-        check_tree(target, self.tree)
+        super().check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target
-        fed = self.tree.fed(num_speculative_tokens) if num_speculative_tokens else 0  # type: ignore[union-attr]
-        return DraftState(self.lm.alloc_cache(batch, capacity + max(self.prefill_chunk, fed)))
+        room = max(self.prefill_chunk, self.fed(num_speculative_tokens))
+        return DraftState(self.lm.alloc_cache(batch, capacity + room))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -70,10 +61,8 @@ class TreeModel(Chain):
         last = row_at(out.logits, state.lengths - 1 - fed)
 
         def step(cache, tokens: jax.Array, level: Level):
-            sees = jnp.broadcast_to(level.sees, (len(tokens), *level.sees.shape[1:]))
-            mask = tree.seen(sees, state.lengths, cache.capacity)
-            positions = jnp.broadcast_to(state.lengths[:, None] + level.depth - 1, tokens.shape)
-            out = self.lm(tokens, kv.with_lengths(cache, state.lengths + level.fed), positions, mask)
+            at = kv.with_lengths(cache, state.lengths + level.fed)
+            out = self.lm(tokens, at, *level.attention(state.lengths, cache.capacity))
             return out.logits, out.cache
 
         vocab = target.config.vocab_size

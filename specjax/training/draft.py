@@ -9,7 +9,7 @@ from jax import lax
 
 from specjax.config import LlamaConfig
 from specjax.models.lm import LM
-from specjax.models.quantized import dequantize
+from specjax.models.quantized import dequantize, is_quantized
 from specjax.training.loop import Terms
 from specjax.training.losses import Lesson
 
@@ -45,7 +45,7 @@ class DraftObjective:
         chosen = {str(new): target.params["layers"][str(old)] for new, old in enumerate(layers)}
         first = {"layers": chosen, "norm": target.params["norm"]}
         config = dataclasses.replace(target.config, num_hidden_layers=len(layers))
-        return cls(shared, jax.tree.map(dequantize, first, is_leaf=_is_leaf), config, loss)
+        return cls(shared, jax.tree.map(dequantize, first, is_leaf=is_quantized), config, loss)
 
     def init(self, seed: int) -> dict:
         """Trainable weights, f32."""
@@ -67,7 +67,3 @@ class DraftObjective:
 
 
 jax.tree_util.register_dataclass(DraftObjective, data_fields=["shared", "first"], meta_fields=["config", "loss"])
-
-
-def _is_leaf(x: Any) -> bool:
-    return not isinstance(x, dict)
