@@ -55,9 +55,18 @@ def distribution(logits: jax.Array, sampling: SamplingParams, context: Context) 
 
 
 def transformed(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
-    """Logits [B, T, V] after the whole chain, in float32."""
+    """Logits [B, T, V] after the whole chain, in float32, the largest 0; NaN throughout where none is finite."""
+    return _through(CHAIN, logits, sampling, context)
+
+
+def ranked(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
+    """:func:`transformed`, but at temperature 0 as at 1: tokens can be ranked by them, and all but one are not lost."""
+    return _through(RANKING, logits, sampling, context)
+
+
+def _through(chain: "dict[str, Transform]", logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
     logits = logits.astype(jnp.float32)
-    for name, transform in CHAIN.items():
+    for name, transform in chain.items():
         value = getattr(sampling, name)
         if value is not None:
             logits = transform(logits, value, context)
@@ -65,9 +74,9 @@ def transformed(logits: jax.Array, sampling: SamplingParams, context: Context) -
 
 
 def normalised(logits: jax.Array) -> jax.Array:
-    """The softmax f32[B, T, V]; NaN throughout where no logit is finite."""
-    best = jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.where(jnp.isfinite(best), jax.nn.softmax(logits, axis=-1), jnp.nan)
+    """The softmax of logits f32[..., V] whose largest is 0, as the chain leaves them: no pass to find it again."""
+    mass = jnp.exp(logits)
+    return mass / jnp.sum(mass, axis=-1, keepdims=True)
 
 
 def add_bias(logits: jax.Array, bias: jax.Array, context: Context) -> jax.Array:
@@ -128,12 +137,16 @@ def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.A
 
 def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
     """Logits over T, shifted to a maximum of 0; at T = 0 its limit, 0 on the lowest-numbered best token, -inf else."""
+    scaled, best = divide(logits, temperature, context), jnp.argmax(logits, axis=-1, keepdims=True)
+    kept = (temperature > 0)[:, None, None] | (jnp.arange(logits.shape[-1]) == best)
+    return jnp.where(kept, scaled, jnp.where(jnp.isnan(scaled), jnp.nan, -jnp.inf))
+
+
+def divide(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
+    """Logits over T, or over 1 where T = 0, shifted to a maximum of 0."""
     del context
-    temperature = temperature[:, None, None]
-    best = jnp.argmax(logits, axis=-1, keepdims=True)
-    shifted = logits - jnp.take_along_axis(logits, best, axis=-1)
-    greedy = jnp.where(jnp.arange(logits.shape[-1]) == best, shifted, -jnp.inf)
-    return jnp.where(temperature > 0, shifted / jnp.where(temperature > 0, temperature, 1.0), greedy)
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    return shifted / jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
@@ -183,8 +196,10 @@ def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)[:, None, None], logits, -jnp.inf)
 
 
+Transform = Callable[[jax.Array, jax.Array, Context], jax.Array]
+
 # SamplingParams field -> transform (logits f32[B, T, V], value [B, ...], context) -> logits, in the order applied.
-CHAIN: dict[str, Callable[[jax.Array, jax.Array, Context], jax.Array]] = {
+CHAIN: dict[str, Transform] = {
     "logit_bias": add_bias,
     "repetition_penalty": penalise_repetition,
     "presence_penalty": penalise_presence,
@@ -196,3 +211,4 @@ CHAIN: dict[str, Callable[[jax.Array, jax.Array, Context], jax.Array]] = {
     "top_p": keep_top_p,
     "min_p": keep_min_p,
 }
+RANKING = {**CHAIN, "temperature": divide}

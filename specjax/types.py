@@ -138,7 +138,14 @@ class Drafter(Protocol):
 
     def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
         """Sees the target read a block of the prompt, tokens from ``starts`` i32[B] on; what comes past a row's last
-        token but one is padding. Returns its own state; nothing needs to be learned here that ``propose`` can't."""
+        token but one is padding. Returns its own state; nothing needs to be learned here that ``resume`` can't."""
+        ...
+
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+        """Makes up for what it did not see: prompts that it did not follow, rounds of which it learned no outcome.
+
+        Under a cascade it is asked to before each proposal, elsewhere never.
+        """
         ...
 
     def propose(

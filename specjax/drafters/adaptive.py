@@ -198,6 +198,11 @@ class Adaptive:
     def follow(self, target: LM, own: AdaptiveState, request: Request, starts: jax.Array, out: Output) -> AdaptiveState:
         return own._replace(inner=self.drafter.follow(target, own.inner, request, starts, out))
 
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+        own: AdaptiveState = state.drafter
+        after = self.drafter.resume(target, state._replace(drafter=own.inner))
+        return after._replace(drafter=own._replace(inner=after.drafter))
+
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:

@@ -10,7 +10,7 @@ from specjax.types import DecodeState, Outcome, Request
 
 
 class Chain:
-    """A drafter whose blocks have one width, and that looks at none of the target's hidden states."""
+    """A drafter whose blocks have one width, and that need not be told what the target does."""
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return (num_speculative_tokens + 1,)
@@ -22,6 +22,10 @@ class Chain:
     def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
         del target, request, starts, out
         return own
+
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+        del target
+        return state
 
 
 class Stateless(Chain):

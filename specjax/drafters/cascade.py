@@ -105,7 +105,7 @@ class Cascade(Chain):
         """The draft model's own decoding: K more tokens for every active row, with nothing to stop it but that."""
         cache = catch_up(self.lm, state.drafter.cache, state, state.lengths - 1, self.prefill_chunk)
         nothing = jnp.zeros((state.lengths.shape[0], size), jnp.int32)
-        return state._replace(
+        asked = state._replace(
             key=keys,
             stop_ids=jnp.full_like(state.stop_ids, sampling.NO_TOKEN),
             limit=state.lengths + size,
@@ -118,6 +118,7 @@ class Cascade(Chain):
             accepted=nothing,
             logprobs=None,
         )
+        return self.inner.resume(self.lm, asked)
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         del target, outcome

@@ -9,7 +9,7 @@ from jax import lax
 from specjax import sampling
 from specjax.drafters.base import static
 from specjax.drafters.grow import Level
-from specjax.drafters.sampled import at_temperature, fit, ranking
+from specjax.drafters.sampled import at_temperature, fit
 from specjax.types import Draft
 
 
@@ -56,14 +56,14 @@ class DynamicTree:
     def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
         """As ``grow.Tree.grow``; nothing is drawn, so keys and temperature play no part but for what filters leave."""
         del keys
-        params = ranking(at_temperature(state.sampling, temperature))
+        params = at_temperature(state.sampling, temperature)
         rows, width = len(logits), self.breadth
         everyone = jnp.arange(rows)[:, None]
 
         def children(logits, score, path):
             """The likeliest ones of each of W nodes: tokens and scores, [B, W, breadth]."""
             context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, path)
-            log_q = jnp.log(sampling.distribution(fit(logits, vocab), params, context))
+            log_q = jnp.log(sampling.normalised(sampling.ranked(fit(logits, vocab), params, context)))
             best, tokens = lax.top_k(jnp.where(jnp.isnan(log_q), -jnp.inf, log_q), width)
             return tokens.astype(jnp.int32), score[..., None] + best
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.drafters.grow import ChainOrTree, Level, Tree
-from specjax.drafters.sampled import draw_chain, spread
+from specjax.drafters.sampled import draw_chain, spreading
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.cache import KVCache
@@ -33,8 +33,8 @@ class EagleState(NamedTuple):
 class Eagle(ChainOrTree):
     """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
 
-    It reads the prompt along with the target. A row that it has not followed (after a round that only cut it back, as
-    under a cascade) it catches up with: the target is asked for its states again, ``prefill_chunk`` tokens at a time.
+    It reads the prompt along with the target. With a row that it could not follow, as under a cascade, it catches up
+    (``resume``): the target is asked for its states again, ``prefill_chunk`` tokens at a time.
 
     Args:
       config: the head's shape.
@@ -79,8 +79,7 @@ class Eagle(ChainOrTree):
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
         head = modules.merge(eagle.Eagle, self.config, self.params)
-        own = self._catch_up(target, head, state)
-
+        own: EagleState = state.drafter
         draft, cache = (self._chain if self.tree is None else self._tree)(
             target, head, own, state, keys, num_speculative_tokens
         )
@@ -88,17 +87,20 @@ class Eagle(ChainOrTree):
         return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
 
     def _chain(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
+        spread = spreading(self.tokens, target.config.vocab_size)
+
         def next_logits(carry, previous, last, position):
             feature, cache = carry
             at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
             hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], at)
-            return self._logits(target, head, hidden)[:, 0], (hidden[:, 0], cache)
+            return spread(head.head(hidden))[:, 0], (hidden[:, 0], cache)
 
         first, vocab = (own.feature, own.cache), target.config.vocab_size
         draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
         return draft, cache
 
     def _tree(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
+        spread = spreading(self.tokens, target.config.vocab_size)
         root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
         rows = jnp.arange(root.shape[0])
 
@@ -109,19 +111,15 @@ class Eagle(ChainOrTree):
             hidden, cache = head(
                 self._embedded(target, tokens), features, at, *level.attention(root + 1, cache.capacity)
             )
-            return self._logits(target, head, hidden), (hidden, cache)
+            return spread(head.head(hidden)), (hidden, cache)
 
         last = state.tokens[rows, state.lengths - 1]
         grown: Any = self.tree
         at_root = kv.with_lengths(own.cache, root)
         hidden, cache = head(self._embedded(target, last)[:, None], own.feature[:, None], at_root)
-        logits, vocab = self._logits(target, head, hidden)[:, 0], target.config.vocab_size
+        logits, vocab = spread(head.head(hidden))[:, 0], target.config.vocab_size
         draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
         return draft, cache
-
-    def _logits(self, target: LM, head: eagle.Eagle, hidden: jax.Array) -> jax.Array:
-        """The head's outputs [B, T, H] to logits over the target's vocabulary, f32[B, T, V]."""
-        return spread(head.head(hidden), self.tokens, target.config.vocab_size)
 
     def _embedded(self, target: LM, tokens: jax.Array) -> jax.Array:
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
@@ -133,8 +131,9 @@ class Eagle(ChainOrTree):
         features, everyone = self._features(head, out.taps), jnp.ones_like(own.ready)
         return self._extend(target, head, own, starts, features, tokens, request.prompt_lengths - 2, everyone)
 
-    def _catch_up(self, target: LM, head: eagle.Eagle, state: DecodeState) -> EagleState:
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
         """Makes every active row of at least two tokens ready."""
+        head = modules.merge(eagle.Eagle, self.config, self.params)
         last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
         size = min(self.prefill_chunk, last)
 
@@ -149,7 +148,7 @@ class Eagle(ChainOrTree):
             features, lags = self._features(head, out.taps), _lags(own, state)
             return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
 
-        return lax.while_loop(behind, feed, state.drafter)
+        return state._replace(drafter=lax.while_loop(behind, feed, state.drafter))
 
     def _extend(
         self,

@@ -23,7 +23,8 @@ class FirstOf:
     second: Drafter
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return tuple(sorted({*self.first.widths(num_speculative_tokens), *self.second.widths(num_speculative_tokens)}))
+        first, second = (d.widths(num_speculative_tokens) for d in (self.first, self.second))
+        return tuple(sorted({*second, *(w for w in first if w > 1)}))  # where the first is silent the second speaks
 
     def taps(self, target: LM) -> tuple[int, ...]:
         return tuple(sorted({*self.first.taps(target), *self.second.taps(target)}))
@@ -38,6 +39,13 @@ class FirstOf:
     def follow(self, target: LM, own: tuple, request: Request, starts: jax.Array, out: Output) -> tuple:
         both = zip((self.first, self.second), own, strict=True)
         return tuple(d.follow(target, s, request, starts, out) for d, s in both)
+
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+        both = tuple(
+            d.resume(target, state._replace(drafter=s)).drafter
+            for d, s in zip((self.first, self.second), state.drafter, strict=True)
+        )
+        return state._replace(drafter=both)
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

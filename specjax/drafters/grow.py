@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import random, sampling, tree
 from specjax.drafters.base import Chain, static
-from specjax.drafters.sampled import at_temperature, check_temperature, fit, ranking
+from specjax.drafters.sampled import at_temperature, check_temperature, fit, is_greedy, noisy
 from specjax.models.lm import LM
 from specjax.topology import Topology, from_widths
 from specjax.types import DecodeState, Draft
@@ -192,20 +192,18 @@ def draw_children(
       token where there was nothing to draw.
     """
     vocab, most = logits.shape[-1], int(ranks.max()) + 1
-    greedy = (params.temperature == 0)[:, None, None]
-    logits = sampling.transformed(logits, ranking(params), context)
-    q = sampling.normalised(logits)  # [B, W, V]
+    scores = sampling.ranked(logits, params, context)
+    q = sampling.normalised(scores)  # [B, W, V]
     if with_replacement:
-        keys = random.siblings(jnp.repeat(keys[:, None], most, 1), jnp.broadcast_to(jnp.arange(most), (len(q), most)))
-        noisy = jnp.log(q)[:, :, None] + random.gumbel(keys, vocab)[:, None]  # [B, W, M, V]
-        drawn = jnp.argmax(jnp.where(greedy[..., None], logits[:, :, None], noisy), axis=-1)  # [B, W, M]
-        given = jnp.broadcast_to(q[:, :, None], noisy.shape)
+        ranks_of = jnp.broadcast_to(jnp.arange(most), (len(q), most))
+        each = random.siblings(jnp.repeat(keys[:, None], most, 1), ranks_of)  # [B, M]
+        drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, each), axis=-1), 1, 1)(scores)
+        given = jnp.broadcast_to(q[:, :, None], (*drawn.shape, vocab))
     else:
-        noisy = jnp.log(q) + random.gumbel(keys[:, None], vocab)
-        drawn = jax.lax.top_k(jnp.where(greedy, logits, noisy), most)[1]
+        drawn = jax.lax.top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
         given = jax.vmap(multi.without_replacement, in_axes=1, out_axes=1)(q, drawn)
     certain = jnp.where(given > 0, jax.nn.one_hot(drawn, vocab), 0.0)
-    given = jnp.where(greedy[..., None], certain, given)
+    given = jnp.where(is_greedy(params)[..., None], certain, given)
     return drawn[:, parents, ranks].astype(jnp.int32), given[:, parents, ranks]
 
 

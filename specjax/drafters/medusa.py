@@ -13,7 +13,7 @@ from jax import lax
 
 from specjax import tree
 from specjax.drafters.grow import ChainOrTree, Level, Tree
-from specjax.drafters.sampled import draw_chain, spread
+from specjax.drafters.sampled import draw_chain, spreading
 from specjax.models import cache as kv
 from specjax.models import medusa, modules
 from specjax.models.llama import Output
@@ -68,10 +68,10 @@ class Medusa(ChainOrTree):
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
-        own = self._catch_up(target, state)
+        own: MedusaState = state.drafter
         module, vocab = modules.merge(medusa.Medusa, self.config, self.params), target.config.vocab_size
         logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
-        logits = spread(logits, self.tokens, vocab)
+        logits = spreading(self.tokens, vocab)(logits)
         last = self.config.num_heads - 1
 
         def next_logits(i, previous, token, position):
@@ -92,7 +92,7 @@ class Medusa(ChainOrTree):
         valid = draft.valid & own.ready[:, None] & (tree.of(draft).depth[:, 1:] <= self.config.num_heads)
         return draft._replace(valid=valid), state._replace(drafter=own)
 
-    def _catch_up(self, target: LM, state: DecodeState) -> MedusaState:
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
         """Asks the target again for rows whose state is not known."""
         own: MedusaState = state.drafter
         lags = state.active & (state.lengths >= 2) & ~own.ready
@@ -103,7 +103,7 @@ class Medusa(ChainOrTree):
             out = target(token[:, None], kv.with_lengths(state.cache, at), with_logits=False)
             return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
 
-        return lax.cond(jnp.any(lags), ask, lambda: own)
+        return state._replace(drafter=lax.cond(jnp.any(lags), ask, lambda: own))
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         del target

@@ -44,10 +44,11 @@ def draw_chain(
         position = state.lengths - 1 + i  # of the last token
         logits, carry = next_logits(carry, previous, last, position)
         context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, drafted[:, None])
-        q = sampling.distribution(fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
-        token = random.categorical(random.at(keys, position[:, None] + 1), q)[:, 0]
+        scores = sampling.ranked(fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
+        at = random.at(keys, position[:, None] + 1)
+        token = jnp.argmax(noisy(scores, params, at), axis=-1).astype(jnp.int32)[:, 0]
         drafted = jnp.where(jnp.arange(num_speculative_tokens) == i, token[:, None], drafted)
-        return (carry, last, token, drafted), (token, q[:, 0])
+        return (carry, last, token, drafted), (token, scores[:, 0])
 
     rows = jnp.arange(state.lengths.shape[0])
     last = state.tokens[rows, state.lengths - 1]
@@ -55,9 +56,24 @@ def draw_chain(
     nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN)
     steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
     start: Any = (carry, previous, last, nothing)
-    (carry, *_), (tokens, q) = lax.scan(step, start, steps)
-    tokens, q = tokens.swapaxes(0, 1), q.swapaxes(0, 1)  # [B, K], [B, K, V]
-    return Draft(tokens, jnp.isfinite(q[..., 0]), q), carry
+    (carry, *_), (tokens, scores) = lax.scan(step, start, steps)
+    # What each was drawn from is written out for all of them at once: the steps themselves need no sums.
+    tokens, q = tokens.swapaxes(0, 1), sampling.normalised(scores.swapaxes(0, 1))  # [B, K], [B, K, V]
+    valid = jnp.isfinite(q[..., 0])
+    return Draft(tokens, valid, jnp.where(is_greedy(params), jax.nn.one_hot(tokens, vocab), q)), carry
+
+
+def noisy(scores: jax.Array, params: sampling.SamplingParams, keys: jax.Array) -> jax.Array:
+    """What :func:`sampling.ranked` gave, f32[B, T, V], with the Gumbel noise of key[B, T]: the largest is a draw.
+
+    At temperature 0 it is without noise: the largest is the best token, the lowest-numbered of several.
+    """
+    return scores + jnp.where(is_greedy(params), 0.0, random.gumbel(keys, scores.shape[-1]))
+
+
+def is_greedy(params: sampling.SamplingParams) -> jax.Array:
+    """bool[B, 1, 1], whether a row's temperature is 0."""
+    return (params.temperature == 0)[:, None, None]
 
 
 def at_temperature(params: sampling.SamplingParams, temperature: float | None) -> sampling.SamplingParams:
@@ -73,17 +89,14 @@ def check_temperature(temperature: Any) -> None:
         raise ValueError(f"draft temperature must be a finite number >= 0, got {temperature!r}")
 
 
-def ranking(params: sampling.SamplingParams) -> sampling.SamplingParams:
-    """Parameters under which tokens can be ranked: temperature 1 for 0, at which all but one would be impossible."""
-    return params._replace(temperature=jnp.where(params.temperature == 0, 1.0, params.temperature))
+def spreading(tokens: jax.Array, vocab: int) -> Callable[[jax.Array], jax.Array]:
+    """From logits f32[..., D] of the tokens i32[D] to those of a whole vocabulary, f32[..., V]: others can't be drawn.
 
-
-def spread(logits: jax.Array, tokens: jax.Array, vocab: int) -> jax.Array:
-    """Logits f32[..., D] of the tokens i32[D] over a whole vocabulary, f32[..., V]: the others can't be drawn."""
+    Made once a round: the scatter is a slow kernel, so every step's logits are gathered.
+    """
     size = tokens.shape[0]
     place = jnp.full(vocab, size).at[tokens].set(jnp.arange(size))
-    # A gather, since a scatter of every step's logits would be a slow kernel of its own.
-    return jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
+    return lambda logits: jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
 
 
 def fit(logits: jax.Array, vocab: int) -> jax.Array:

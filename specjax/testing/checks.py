@@ -247,7 +247,7 @@ def _round_and_proposals(target: LM, drafter: Drafter, verifier: Verifier, size:
     batch, capacity = state.tokens.shape
     keys = verifier.draft_keys(state.key, state.lengths)
     kept, _ = drafter.propose(target, state, keys, size)
-    anew = state._replace(drafter=drafter.init(target, batch, capacity, size))
+    anew = drafter.resume(target, state._replace(drafter=drafter.init(target, batch, capacity, size)))
     return state, kept, drafter.propose(target, anew, keys, size)[0]
 
 

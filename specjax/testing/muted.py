@@ -39,6 +39,9 @@ class Muted:
     def follow(self, target: LM, own: Any, request: Request, starts: jax.Array, out: Output) -> Any:
         return self.inner.follow(target, own, request, starts, out)
 
+    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+        return self.inner.resume(target, state)
+
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
