@@ -19,7 +19,7 @@ import numpy as np
 
 import specjax
 from specjax.commandline import Parser, refusing
-from specjax.drafters import files
+from specjax.drafters import DraftModel, Eagle, Medusa, files
 from specjax.models.eagle import EagleConfig
 from specjax.models.medusa import MedusaConfig
 from specjax.prompts import read_prompts
@@ -28,7 +28,9 @@ from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.losses import LOSSES
 from specjax.training.medusa import MedusaObjective
-from specjax.training.texts import Texts, dialogues
+from specjax.training.texts import Texts, dialogues, over_passages
+
+KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 
 
 def parse(argv=None) -> argparse.Namespace:
@@ -42,11 +44,15 @@ def parse(argv=None) -> argparse.Namespace:
     add("--sample-batch", type=int, default=1024, help="dialogues sampled at a time (%(default)s)")
     add("--sample-seconds", type=float, default=float("inf"), help="of sampling at most")
     add("--text-tokens", type=int, default=383, help="tokens of a dialogue at most (%(default)s)")
+    add("--passages", type=int, default=0,
+        help="further dialogues, on passages that the first ones make; all then stand in rows of --row-tokens")
+    add("--row-tokens", type=int, default=1023, help="of those rows, several short dialogues in one (%(default)s)")
     add("--prompts", type=Path, help="JSON lines of questions, asked before any is invented")
     add("--steps", type=int, default=3000)
     add("--batch", type=int, default=32)
     add("--learning-rate", type=float, default=1e-3)
     add("--loss", choices=LOSSES, default="kl")
+    add("--start-from", metavar="NAME", help="train a drafter of this kind on: a file, or one that comes with specjax")
     add("--seed", type=int, default=0)
     add("--draft-vocab", type=int, default=16384, help="heads: tokens that they draft, the most frequent (%(default)s)")
     add("--intermediate", type=int, help="eagle3: width of its MLP; the target's by default")
@@ -68,6 +74,8 @@ def parse(argv=None) -> argparse.Namespace:
 
 def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
     c = target.config
+    if args.start_from:
+        return objective_from(args, target)
     if args.kind == "draft":
         layers = tuple(args.layers or (0, c.num_hidden_layers - 1))
         return DraftObjective.from_layers(target, layers, args.loss)
@@ -84,6 +92,21 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 
+def objective_from(args: argparse.Namespace, target: specjax.LM):
+    kind, before = files.read_about(args.start_from)["kind"], files.load(args.start_from, target)
+    if kind != KINDS.get(args.kind, args.kind):
+        raise ValueError(f"--start-from {args.start_from} is of kind {kind!r}, which --kind {args.kind} can't train on")
+    if isinstance(before, DraftModel):
+        first = {name: before.lm.params[name] for name in ("layers", "norm")}
+        shared = {name: leaf for name, leaf in before.lm.params.items() if name not in first}
+        return DraftObjective(shared, first, before.lm.config, args.loss)
+    assert isinstance(before, Eagle | Medusa)
+    common = dict(tokens=before.tokens, lm_head=before.params["lm_head"], loss=args.loss, first=before.params)
+    if isinstance(before, Medusa):
+        return MedusaObjective(config=before.config, **common)
+    return EagleObjective(config=before.config, steps=args.unroll, **common)
+
+
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     if args.texts is not None and args.texts.is_file():
         return Texts.load(args.texts)
@@ -92,6 +115,15 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
         prompts=prompts, seconds=args.sample_seconds, progress=lambda line: print(line, flush=True),
     )  # fmt: skip
+    if args.passages:
+        asked = over_passages(target, made, args.passages, args.row_tokens // 2, args.seed)
+        longer = dialogues(
+            target, args.passages, args.row_tokens, args.row_tokens * 3 // 4, seed=args.seed, prompts=asked,
+            batch=min(max(1, args.sample_batch // 4), args.passages),
+            progress=lambda line: print(f"on passages: {line}", flush=True),
+        )  # fmt: skip
+        made = Texts.joined([made.packed(args.row_tokens), longer])
+    made = made.shuffled(args.seed)
     if args.texts is not None:
         made.save(args.texts)
     return made
@@ -116,11 +148,12 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     about = {
         "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
-        "texts": {"dialogues": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
+        "start_from": args.start_from,
+        "texts": {"rows": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
     }  # fmt: skip
     if args.out is not None:
-        kind = {"draft": "model"}.get(args.kind, args.kind)
+        kind = KINDS.get(args.kind, args.kind)
         files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
     if args.json is not None:
         args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

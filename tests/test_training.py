@@ -16,7 +16,7 @@ from specjax.training import loop, losses
 from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.medusa import MedusaObjective
-from specjax.training.texts import Texts, dialogues
+from specjax.training.texts import Texts, dialogues, over_passages
 
 TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
@@ -135,11 +135,36 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path):
     for row, length in zip(texts.tokens, texts.lengths, strict=True):
         assert row[:2].tolist() == [20, 21] and 22 in row[2 : 2 + 12 + 20]
         assert length == 60 or row[length - 1] == 19
-    assert texts.starts.tolist() == [7] + [2] * 7, "the given question is not the model's own"
-    assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - texts.starts)
+    starts = texts.own.argmax(axis=1)
+    assert starts.tolist() == [7] + [2] * 7, "the given question is not the model's own"
+    assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - starts)
     again = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
     assert np.array_equal(again.tokens, texts.tokens)
     texts.save(tmp_path / "t.npz")
     assert np.array_equal(Texts.load(tmp_path / "t.npz").tokens, texts.tokens)
     with pytest.raises(ValueError, match="no tokenizer"):
         dialogues(TARGET, 4)
+
+
+def test_packed_rows_hold_every_text_and_no_more():
+    rows = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10], [11, 12]]
+    texts = Texts.of(rows, [1, 0, 2, 0, 2], 4, 24)
+    packed = texts.packed(6)
+    assert packed.tokens.tolist() == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 10, 0], [11, 12, 0, 0, 0, 0]]
+    assert packed.lengths.tolist() == [5, 5, 2]
+    assert packed.own.astype(int).tolist() == [[0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0], [0] * 6]
+    assert packed.own_tokens == texts.own_tokens
+    with pytest.raises(ValueError, match="a text of 4 tokens doesn't fit a row of 3"):
+        texts.packed(3)
+
+
+def test_questions_on_passages_hold_what_dialogues_said():
+    lm = dataclasses.replace(TARGET, tokenizer=Template())
+    texts = Texts.of([[20, 21, 1, 2, 22, 23, 3, 4, 5], [20, 21, 7, 22, 23, 8, 9], [20, 21, 7]], [2, 2, 2], 12, 24)
+    asked = over_passages(lm, texts, 8, longest=4)
+    assert asked[0].startswith("Summarize the following text:\n\n")
+    assert all(any(answer in q for answer in "38") for q in asked)
+    assert any("1 2" in q or "7" in q for q in asked) and not any("20" in q or "23" in q for q in asked)
+    assert asked == over_passages(lm, texts, 8, longest=4)
+    with pytest.raises(ValueError, match="none of the texts is a dialogue"):
+        over_passages(lm, texts.rows(slice(2, 3)), 8, longest=4)

@@ -9,8 +9,7 @@ from jax import lax
 
 from specjax.config import LlamaConfig
 from specjax.models.lm import LM
-from specjax.models.quantized import dequantize, is_quantized
-from specjax.training.loop import Terms
+from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson
 
 
@@ -45,12 +44,12 @@ class DraftObjective:
         chosen = {str(new): target.params["layers"][str(old)] for new, old in enumerate(layers)}
         first = {"layers": chosen, "norm": target.params["norm"]}
         config = dataclasses.replace(target.config, num_hidden_layers=len(layers))
-        return cls(shared, jax.tree.map(dequantize, first, is_leaf=is_quantized), config, loss)
+        return cls(shared, first, config, loss)
 
     def init(self, seed: int) -> dict:
         """Trainable weights, f32."""
         del seed
-        return jax.tree.map(lambda x: jnp.array(x, jnp.float32), self.first)
+        return as_f32(self.first)
 
     def lm(self, params: dict, dtype: Any) -> LM:
         """The draft model with these weights."""

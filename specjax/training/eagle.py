@@ -11,7 +11,7 @@ from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.lm import LM
-from specjax.training.loop import Terms
+from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
 
 
@@ -26,6 +26,7 @@ class EagleObjective:
       steps: how many drafted tokens in a row it is trained for.
       loss: a name of ``specjax.training.losses.LOSSES``.
       decay: weight of each step over that of the one before.
+      first: weights to begin with; None: random ones.
     """
 
     tokens: jax.Array
@@ -34,10 +35,11 @@ class EagleObjective:
     steps: int = 4
     loss: str = "kl"
     decay: float = 0.9
+    first: dict | None = None
 
     def init(self, seed: int) -> dict:
         """Trainable weights, f32."""
-        params = modules.init(eagle.Eagle, self.config, seed)
+        params = modules.init(eagle.Eagle, self.config, seed) if self.first is None else as_f32(self.first)
         return {name: leaf for name, leaf in params.items() if name != "lm_head"}
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
@@ -82,5 +84,5 @@ class EagleObjective:
 
 
 jax.tree_util.register_dataclass(
-    EagleObjective, data_fields=["tokens", "lm_head"], meta_fields=["config", "steps", "loss", "decay"]
+    EagleObjective, data_fields=["tokens", "lm_head", "first"], meta_fields=["config", "steps", "loss", "decay"]
 )

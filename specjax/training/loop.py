@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from specjax.models.lm import LM
+from specjax.models.quantized import dequantize, is_quantized
 from specjax.training.texts import Texts
 
 Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to watch
@@ -47,6 +48,11 @@ class Recipe:
         decays = partial(jax.tree.map, lambda x: x.ndim > 1)  # matrices, not norms and biases
         adam = optax.adamw(rate, b2=0.95, weight_decay=self.weight_decay, mask=decays)
         return optax.chain(optax.clip_by_global_norm(self.clip), adam)
+
+
+def as_f32(params: dict) -> dict:
+    """Weights, quantised or not, as new arrays that a step may overwrite."""
+    return jax.tree.map(lambda x: jnp.array(dequantize(x), jnp.float32), params, is_leaf=is_quantized)
 
 
 class TrainState(NamedTuple):
@@ -148,7 +154,7 @@ def train(
 def _identity(objective: Objective, texts: Texts, recipe: Recipe) -> str:
     """What makes a run what it is, but for its steps."""
     digest = hashlib.sha256(repr((dataclasses.replace(recipe, steps=0), jax.tree.structure(objective))).encode())
-    for array in (*jax.tree.leaves(objective), texts.tokens, texts.lengths, texts.starts):
+    for array in (*jax.tree.leaves(objective), texts.tokens, texts.lengths, texts.own):
         digest.update(repr((array.shape, array.dtype)).encode() + np.asarray(array).tobytes())
     return digest.hexdigest()
 

@@ -9,7 +9,7 @@ from jax import lax
 from specjax.models import medusa, modules
 from specjax.models.lm import LM
 from specjax.models.medusa import MedusaConfig
-from specjax.training.loop import Terms
+from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
 
 
@@ -23,6 +23,7 @@ class MedusaObjective:
       config: the heads' shape.
       loss: a name of ``specjax.training.losses.LOSSES``.
       decay: weight of each head over that of the one before (the paper's lambda).
+      first: weights to begin with; None: zeros, so that every head begins as the target's own.
     """
 
     tokens: jax.Array
@@ -30,9 +31,12 @@ class MedusaObjective:
     config: MedusaConfig
     loss: str = "kl"
     decay: float = 0.8
+    first: dict | None = None
 
     def init(self, seed: int) -> dict:
-        """Trainable weights, f32: zeros, so that every head begins as the target's own."""
+        """Trainable weights, f32."""
+        if self.first is not None:
+            return {"heads": as_f32(self.first["heads"])}
         params = modules.init(medusa.Medusa, self.config, seed)
         return {"heads": jax.tree.map(jnp.zeros_like, params["heads"])}
 
@@ -51,5 +55,5 @@ class MedusaObjective:
 
 
 jax.tree_util.register_dataclass(
-    MedusaObjective, data_fields=["tokens", "lm_head"], meta_fields=["config", "loss", "decay"]
+    MedusaObjective, data_fields=["tokens", "lm_head", "first"], meta_fields=["config", "loss", "decay"]
 )

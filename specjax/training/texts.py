@@ -34,7 +34,7 @@ class Texts:
 
     tokens: np.ndarray  # u16 or i32[N, T]
     lengths: np.ndarray  # i32[N]
-    starts: np.ndarray  # i32[N] where the target's own words begin
+    own: np.ndarray  # bool[N, T] the target's own words, which are what is learned
 
     def save(self, path: str | Path) -> None:
         with open(path, "wb") as file:  # to a name alone, numpy would add a suffix
@@ -47,28 +47,53 @@ class Texts:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], starts: Sequence[int], size: int, vocab: int) -> "Texts":
-        """From lists of ids; what goes past ``size`` is dropped."""
+        """From lists of ids, the target's own from ``starts`` on; what goes past ``size`` is dropped."""
         tokens = np.zeros((len(rows), size), np.uint16 if vocab <= 1 << 16 else np.int32)
         for target, row in zip(tokens, rows, strict=True):
             target[: min(len(row), size)] = row[:size]
         lengths = np.minimum([len(row) for row in rows], size).astype(np.int32)
-        return cls(tokens, lengths, np.asarray(starts, np.int32))
+        index = np.arange(size)
+        return cls(tokens, lengths, (index >= np.asarray(starts)[:, None]) & (index < lengths[:, None]))
 
     @classmethod
     def joined(cls, parts: Sequence["Texts"]) -> "Texts":
         return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(cls)))
 
     def rows(self, which: slice | np.ndarray) -> "Texts":
-        return Texts(self.tokens[which], self.lengths[which], self.starts[which])
+        return Texts(self.tokens[which], self.lengths[which], self.own[which])
+
+    def packed(self, size: int) -> "Texts":
+        """As many in a row of ``size`` tokens as fit, in order: so a drafter meets long contexts too.
+
+        Of what the target says it learns there what the target says there, whatever stands before.
+
+        Raises:
+          ValueError: if a text is longer.
+        """
+        if self.lengths.max(initial=0) > size:
+            raise ValueError(f"a text of {self.lengths.max()} tokens doesn't fit a row of {size}")
+        ends = np.zeros(len(self.lengths), int)  # of each text, in its row
+        row_of, row, end = np.zeros(len(self.lengths), int), -1, size
+        for i, length in enumerate(self.lengths):
+            row, end = (row, end + length) if row >= 0 and end + length <= size else (row + 1, int(length))
+            row_of[i], ends[i] = row, end
+        tokens, own = (np.zeros((row + 1, size), x.dtype) for x in (self.tokens, self.own))
+        for i, (r, end, length) in enumerate(zip(row_of, ends, self.lengths, strict=True)):
+            tokens[r, end - length : end], own[r, end - length : end] = self.tokens[i, :length], self.own[i, :length]
+        lengths = np.zeros(row + 1, np.int32)
+        np.maximum.at(lengths, row_of, ends.astype(np.int32))
+        return Texts(tokens, lengths, own)
+
+    def shuffled(self, seed: int) -> "Texts":
+        return self.rows(np.random.default_rng(seed).permutation(len(self.tokens)))
 
     def weights(self) -> np.ndarray:
         """f32[N, T]: 1 on the target's own words, else 0."""
-        index = np.arange(self.tokens.shape[1])
-        return ((index >= self.starts[:, None]) & (index < self.lengths[:, None])).astype(np.float32)
+        return self.own.astype(np.float32)
 
     @property
     def own_tokens(self) -> int:
-        return int(np.sum(np.maximum(self.lengths - self.starts, 0)))
+        return int(self.own.sum())
 
 
 def dialogues(
@@ -133,6 +158,52 @@ def dialogues(
         made += batch
         progress(f"{made} dialogues, {sum(p.own_tokens for p in parts)} tokens")
     return Texts.joined(parts)
+
+
+# What is asked of a passage, and of one with a question.
+TASKS = (
+    "Summarize the following text:\n\n{text}",
+    "{text}\n\nSummarize the text above in three sentences.",
+    "{text}\n\nWhat are the main points of this text?",
+    "Rewrite this text in simpler words:\n\n{text}",
+    "Answer the question using the passages below.\n\n{text}\n\nQuestion: {question}",
+    "{question}\n\nUse only these passages:\n\n{text}",
+    "{text}\n\n{question}",
+    "List the key facts of this article.\n\n{text}",
+)
+
+
+def over_passages(lm: LM, texts: Texts, count: int, longest: int, seed: int = 0) -> list[str]:
+    """Questions on passages: the answers of several dialogues, with a task or with the question of one of them.
+
+    Args:
+      lm: the target, of whose dialogues the texts are.
+      texts: of :func:`dialogues`.
+      count: how many.
+      longest: tokens of passages; each question has about as many as it was drawn to, up to that.
+      seed: of the choice.
+    """
+    before, after = _template(lm)
+    rng, turns = np.random.default_rng(seed), []
+    for row, length in zip(texts.tokens, texts.lengths, strict=True):
+        ids = row[len(before) : length].tolist()
+        cut = next((i for i in range(len(ids)) if ids[i : i + len(after)] == after), None)
+        if cut is not None and cut + len(after) < len(ids):
+            turns.append((ids[:cut], ids[cut + len(after) :]))
+    if not turns:
+        raise ValueError("none of the texts is a dialogue of a question and an answer, so there are no passages")
+    asked = []
+    for i in range(count):
+        room, passages, question = int(rng.integers(longest // 4, longest + 1)), [], ""
+        while room > 0:
+            said, answer = turns[rng.integers(len(turns))]
+            passages.append(lm.tokenizer.decode(answer[:room]))  # type: ignore[union-attr]
+            question = question or lm.tokenizer.decode(said)  # type: ignore[union-attr]
+            room -= len(answer)
+        order = rng.permutation(len(passages))
+        text = "\n\n".join(passages[j].strip() for j in order)
+        asked.append(TASKS[i % len(TASKS)].format(text=text, question=question.strip()))
+    return asked
 
 
 def _plain(lm: LM, text: str) -> list[int]:
