@@ -21,6 +21,7 @@ import specjax
 from specjax.commandline import Parser, refusing
 from specjax.drafters import DraftModel, Eagle, Medusa, files
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1Config
 from specjax.models.medusa import MedusaConfig
 from specjax.prompts import read_prompts
 from specjax.training import loop
@@ -36,7 +37,7 @@ KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 def parse(argv=None) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--kind", choices=("eagle3", "medusa", "draft"), required=True)
+    add("--kind", choices=("eagle", "eagle3", "medusa", "draft"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16"))
     add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
@@ -55,8 +56,8 @@ def parse(argv=None) -> argparse.Namespace:
     add("--start-from", metavar="NAME", help="train a drafter of this kind on: a file, or one that comes with specjax")
     add("--seed", type=int, default=0)
     add("--draft-vocab", type=int, default=16384, help="heads: tokens that they draft, the most frequent (%(default)s)")
-    add("--intermediate", type=int, help="eagle3: width of its MLP; the target's by default")
-    add("--unroll", type=int, default=4, help="eagle3: drafted tokens in a row that it is trained for (%(default)s)")
+    add("--intermediate", type=int, help="eagle, eagle3: width of its MLP; the target's by default")
+    add("--unroll", type=int, default=4, help="eagle, eagle3: tokens in a row that it is trained for (%(default)s)")
     add("--heads", type=int, default=4, help="medusa: how many (%(default)s)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
     add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
@@ -88,7 +89,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
         c, num_hidden_layers=1, vocab_size=len(tokens), intermediate_size=args.intermediate or c.intermediate_size
     )
     n = c.num_hidden_layers
-    config = EagleConfig(layer, tuple(sorted({min(2, n), n // 2, max(n - 3, 0)})))
+    taps = tuple(sorted({min(2, n), n // 2, max(n - 3, 0)}))
+    config = Eagle1Config(layer) if args.kind == "eagle" else EagleConfig(layer, taps)
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 

@@ -15,6 +15,7 @@ from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup, files
 from specjax.generation import prepare
 from specjax.models import eagle, modules
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1Config
 from specjax.testing import table_lm, tiny_lm
 from specjax.training.eagle import EagleObjective
 
@@ -23,8 +24,12 @@ CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1, voc
 TOKENS = jnp.array([0, 1, 2, 4, 5, 7, 9, 11])
 
 
-def random_head(seed: int = 0) -> Eagle:
-    return Eagle(CONFIG, modules.init(eagle.Eagle, CONFIG, seed), TOKENS, prefill_chunk=4)
+CONFIGS = {"eagle3": CONFIG, "eagle": Eagle1Config(CONFIG.layer)}
+each_head = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def random_head(seed: int = 0, config=CONFIG) -> Eagle:
+    return Eagle(config, modules.init(config.module, config, seed), TOKENS, prefill_chunk=4)
 
 
 def draft_of(drafter: Eagle, prompt: list[int], size: int):
@@ -33,15 +38,16 @@ def draft_of(drafter: Eagle, prompt: list[int], size: int):
     return jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(job.request), keys, size)[0]
 
 
-def test_training_sees_at_every_step_what_drafting_computes():
+@each_head
+def test_training_sees_at_every_step_what_drafting_computes(config):
     """On a text that goes on with a draft, the steps of training give that draft's own q."""
     prompt, size = [3, 1, 8, 2, 2, 6, 10], 4
-    drafter = random_head()
+    drafter = random_head(config=config)
     draft = draft_of(drafter, prompt, size)
-    objective = EagleObjective(TOKENS, drafter.params["lm_head"], CONFIG, steps=size)
+    objective = EagleObjective(TOKENS, drafter.params["lm_head"], config, steps=size)
     text = jnp.array([prompt + draft.tokens[0].tolist()])
-    taps = TARGET(text, TARGET.alloc_cache(*text.shape), taps=CONFIG.taps).taps
-    for step, log_q in enumerate(objective.unrolled(drafter.params, TARGET, text, taps)):
+    out = TARGET(text, TARGET.alloc_cache(*text.shape), taps=drafter.config.taps)
+    for step, log_q in enumerate(objective.unrolled(drafter.params, TARGET, text, out)):
         q = draft.probs[0, step, TOKENS]
         np.testing.assert_allclose(jnp.exp(log_q[0, len(prompt) - 2 + step]), q, atol=2e-5)
 
@@ -117,13 +123,15 @@ def test_a_head_keeps_up_while_another_drafts():
     assert specjax.generate(TARGET, prompts, drafter=both, **options).tokens == plain.tokens
 
 
-def test_a_file_gives_the_head_back(tmp_path):
-    drafter = random_head()
+@each_head
+def test_a_file_gives_the_head_back(tmp_path, config):
+    drafter = random_head(config=config)
     drafter = dataclasses.replace(drafter, params={**drafter.params, "lm_head": TARGET.head_table()[TOKENS]})
     path = tmp_path / "head.safetensors"
-    files.save(path, "eagle3", CONFIG, drafter.params, TOKENS, {"note": 1})
+    kind = {v: k for k, v in CONFIGS.items()}[config]
+    files.save(path, kind, config, drafter.params, TOKENS, {"note": 1})
     back = files.load(path, TARGET)
-    assert back.config == CONFIG and files.read_about(path)["about"] == {"note": 1}
+    assert back.config == config and files.read_about(path)["about"] == {"note": 1}
     assert np.array_equal(back.tokens, TOKENS)
     for a, b in zip(jax.tree.leaves(drafter.params), jax.tree.leaves(back.params), strict=True):
         np.testing.assert_allclose(a, b, atol=np.abs(a).max() / 200)
@@ -134,7 +142,7 @@ def test_a_file_gives_the_head_back(tmp_path):
     with pytest.raises(ValueError, match="drafts token ids from 0 to 11, outside the target's vocabulary of 9"):
         files.load(path, tiny_lm(0, vocab_size=9))
     for name, bad in (("fuse.weight.scale", None), ("fuse.weight", np.zeros((32, 96), np.float32)),
-                      ("tokens", np.zeros(3, np.int32)), ("norm.weight", np.full(32, np.nan, np.float32))):  # fmt: skip
+                      ("tokens", np.zeros(3, np.int32)), ("mlp_norm.weight", np.full(32, np.nan, np.float32))):  # fmt: skip
         arrays = {**load_file(path), name: bad}
         head = {"specjax": json.dumps(files.read_about(path))}
         save_file({k: v for k, v in arrays.items() if v is not None}, tmp_path / "damaged", head)

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax.drafters import DraftModel, Eagle, Medusa
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1Config
 from specjax.models.medusa import MedusaConfig
 from specjax.testing import tiny_lm
 from specjax.training import loop, losses
@@ -21,6 +22,7 @@ from specjax.training.texts import Texts, dialogues, over_passages
 TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
+HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1Config(CONFIG.layer), steps=2)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaConfig(32, 24, num_heads=2))
 RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
 
@@ -44,7 +46,7 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
     np.testing.assert_allclose(losses.rejection(p, log_q, following), [1 - 0.6, 1 - 0.25], rtol=1e-6)
 
 
-OBJECTIVES = {"eagle": HEAD, "medusa": HEADS, "draft": DraftObjective.from_layers(TARGET, (0, 2))}
+OBJECTIVES = {"eagle3": HEAD, "eagle": HEAD1, "medusa": HEADS, "draft": DraftObjective.from_layers(TARGET, (0, 2))}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -53,8 +55,8 @@ def test_training_raises_acceptance_in_use(objective):
     params, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=20)
 
     def acceptance(params):
-        if objective is HEAD:
-            drafter = Eagle(CONFIG, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
+        if isinstance(objective, EagleObjective):
+            drafter = Eagle(objective.config, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
         elif objective is HEADS:
             drafter = Medusa(HEADS.config, {**params, "lm_head": HEADS.lm_head}, HEADS.tokens)
         else:

@@ -14,11 +14,14 @@ from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.cache import KVCache
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1, Eagle1Config
 from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.topology import Topology
 from specjax.types import DecodeState, Draft, Outcome, Request
 from specjax.verify.chain import row_at
+
+Head = eagle.Eagle | Eagle1
 
 
 class EagleState(NamedTuple):
@@ -37,18 +40,18 @@ class Eagle(ChainOrTree):
     (``resume``): the target is asked for its states again, ``prefill_chunk`` tokens at a time.
 
     Args:
-      config: the head's shape.
-      params: its weights, the tree of ``modules.structure(models.eagle.Eagle, config)``.
-      tokens: i32[D], the target's id of each token that the head can draft.
+      config: the head's shape: an ``EagleConfig`` for EAGLE-3's, an ``Eagle1Config`` for that of EAGLE and EAGLE-2.
+      params: its weights, the tree of ``modules.structure(config.module, config)``.
+      tokens: i32[D], the target's id of each token that the head can draft; None: all, as they are.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
       prefill_chunk: tokens fed at a time when the head is behind.
       embed: [V, H], where the head has an embedding of its own; None: the target's.
     """
 
-    config: EagleConfig
+    config: EagleConfig | Eagle1Config
     params: dict
-    tokens: jax.Array
+    tokens: jax.Array | None
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
     prefill_chunk: int = 64
@@ -78,7 +81,7 @@ class Eagle(ChainOrTree):
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
-        head = modules.merge(eagle.Eagle, self.config, self.params)
+        head = self._head()
         own: EagleState = state.drafter
         draft, cache = (self._chain if self.tree is None else self._tree)(
             target, head, own, state, keys, num_speculative_tokens
@@ -86,7 +89,7 @@ class Eagle(ChainOrTree):
         own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
         return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
 
-    def _chain(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
+    def _chain(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         spread = spreading(self.tokens, target.config.vocab_size)
 
         def next_logits(carry, previous, last, position):
@@ -99,7 +102,7 @@ class Eagle(ChainOrTree):
         draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
         return draft, cache
 
-    def _tree(self, target: LM, head: eagle.Eagle, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
+    def _tree(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
         spread = spreading(self.tokens, target.config.vocab_size)
         root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
         rows = jnp.arange(root.shape[0])
@@ -125,15 +128,15 @@ class Eagle(ChainOrTree):
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
 
     def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
-        head = modules.merge(eagle.Eagle, self.config, self.params)
+        head = self._head()
         size = out.hidden.shape[1]
         tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
-        features, everyone = self._features(head, out.taps), jnp.ones_like(own.ready)
+        features, everyone = self._features(head, out), jnp.ones_like(own.ready)
         return self._extend(target, head, own, starts, features, tokens, request.prompt_lengths - 2, everyone)
 
     def resume(self, target: LM, state: DecodeState) -> DecodeState:
         """Makes every active row of at least two tokens ready."""
-        head = modules.merge(eagle.Eagle, self.config, self.params)
+        head = self._head()
         last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
         size = min(self.prefill_chunk, last)
 
@@ -145,7 +148,7 @@ class Eagle(ChainOrTree):
             starts = jnp.minimum(own.cache.lengths, last - size)
             tokens = jnp.take_along_axis(state.tokens, starts[:, None] + jnp.arange(size + 1), axis=1)
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
-            features, lags = self._features(head, out.taps), _lags(own, state)
+            features, lags = self._features(head, out), _lags(own, state)
             return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
 
         return state._replace(drafter=lax.while_loop(behind, feed, state.drafter))
@@ -153,7 +156,7 @@ class Eagle(ChainOrTree):
     def _extend(
         self,
         target: LM,
-        head: eagle.Eagle,
+        head: Head,
         own: EagleState,
         starts: jax.Array,
         features: jax.Array,
@@ -183,8 +186,8 @@ class Eagle(ChainOrTree):
             kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
             own = own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
             return state._replace(drafter=own)
-        head = modules.merge(eagle.Eagle, self.config, self.params)
-        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome.taps)], axis=1)  # [B, K+2, H]
+        head = self._head()
+        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
         # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
         before = state.lengths - outcome.count - 1
         alone = (before == 1)[:, None]
@@ -196,9 +199,12 @@ class Eagle(ChainOrTree):
         own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
         return state._replace(drafter=own._replace(ready=own.ready & state.active))
 
-    def _features(self, head: eagle.Eagle, taps: dict[int, jax.Array]) -> jax.Array:
-        """Of what was seen, the states that this head reads, fused. -> [B, T, H]."""
-        return head.features({after: taps[after] for after in self.config.taps})
+    def _head(self) -> Head:
+        return modules.merge(self.config.module, self.config, self.params)
+
+    def _features(self, head: Head, out: Output | Outcome) -> jax.Array:
+        """Of what was seen, the states that this head reads, as one. -> [B, T, H]."""
+        return head.features({after: out.taps[after] for after in self.config.taps}, out.hidden)
 
 
 def _lags(own: EagleState, state: DecodeState) -> jax.Array:

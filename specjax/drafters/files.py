@@ -16,6 +16,7 @@ from specjax.drafters.medusa import Medusa
 from specjax.drafters.model import DraftModel
 from specjax.models import eagle, llama, medusa, modules
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1, Eagle1Config
 from specjax.models.lm import LM
 from specjax.models.medusa import MedusaConfig
 from specjax.models.quantized import Quantized, dequantize, map_with_path, quantize
@@ -23,6 +24,7 @@ from specjax.types import Drafter
 
 # Kind -> (configuration, module, drafter of the three: configuration, weights, tokens); None: a model of its own.
 KINDS: dict[str, tuple[Any, type, Any]] = {
+    "eagle": (Eagle1Config, Eagle1, Eagle),
     "eagle3": (EagleConfig, eagle.Eagle, Eagle),
     "medusa": (MedusaConfig, medusa.Medusa, Medusa),
     "model": (LlamaConfig, llama.Llama, None),
@@ -115,7 +117,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
     except (TypeError, KeyError, ValueError) as problem:
         raise ValueError(f"{path} has a configuration that can't be read: {problem}") from problem
     wanted = modules.structure(module, config)[1]
-    shape = config.layer if isinstance(config, EagleConfig) else config
+    shape = getattr(config, "layer", config)
     if shape.hidden_size != target.config.hidden_size:
         raise ValueError(
             f"{path} was trained for a model of hidden size {shape.hidden_size}, but the target's is "

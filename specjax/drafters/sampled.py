@@ -89,11 +89,13 @@ def check_temperature(temperature: Any) -> None:
         raise ValueError(f"draft temperature must be a finite number >= 0, got {temperature!r}")
 
 
-def spreading(tokens: jax.Array, vocab: int) -> Callable[[jax.Array], jax.Array]:
+def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax.Array]:
     """From logits f32[..., D] of the tokens i32[D] to those of a whole vocabulary, f32[..., V]: others can't be drawn.
 
-    Made once a round: the scatter is a slow kernel, so every step's logits are gathered.
+    Made once a round: the scatter is a slow kernel, so every step's logits are gathered. Without tokens D is V.
     """
+    if tokens is None:
+        return lambda logits: fit(logits, vocab)
     size = tokens.shape[0]
     place = jnp.full(vocab, size).at[tokens].set(jnp.arange(size))
     return lambda logits: jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)

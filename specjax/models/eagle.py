@@ -29,6 +29,10 @@ class EagleConfig:
     layer: LlamaConfig
     taps: tuple[int, ...]
 
+    @property
+    def module(self) -> type:
+        return Eagle
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_dict` is its inverse."""
         return dataclasses.asdict(self)
@@ -54,8 +58,9 @@ class Eagle(nnx.Module):
         self.norm = llama.RMSNorm(size, eps, dtype=dtype)
         self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
 
-    def features(self, taps: Mapping[int, jax.Array]) -> jax.Array:
-        """The target's hidden states [B, T, H] after several layers, fused to one. -> [B, T, H]."""
+    def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
+        """The target's hidden states after several layers, and after its norm, each [B, T, H], as one [B, T, H]."""
+        del hidden
         return self.fuse(jnp.concatenate([taps[after] for after in sorted(taps)], axis=-1))
 
     def __call__(
@@ -91,6 +96,6 @@ class Eagle(nnx.Module):
         return llama.product(self.norm(hidden), self.lm_head[...], jnp.float32)
 
 
-def alloc_cache(config: EagleConfig, batch: int, capacity: int, dtype) -> KVCache:
+def alloc_cache(config: Any, batch: int, capacity: int, dtype) -> KVCache:
     """An empty cache for the head's one layer."""
     return alloc(dataclasses.replace(config.layer, num_hidden_layers=1), batch, capacity, dtype)

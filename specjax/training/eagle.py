@@ -1,7 +1,10 @@
-"""Training an EAGLE-3 head as it is used: fed with its own outputs for a few steps (Li et al. 2025, section 3.2)."""
+"""Training EAGLE's heads as they are used: fed with their own outputs for a few steps (Li et al. 2025, section 3.2).
+
+The first EAGLE's head is trained so too, not to repeat the target's hidden states: what counts is what it drafts.
+"""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,8 @@ from jax import lax
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1Config
+from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
@@ -31,7 +36,7 @@ class EagleObjective:
 
     tokens: jax.Array
     lm_head: jax.Array
-    config: EagleConfig
+    config: EagleConfig | Eagle1Config
     steps: int = 4
     loss: str = "kl"
     decay: float = 0.9
@@ -39,7 +44,7 @@ class EagleObjective:
 
     def init(self, seed: int) -> dict:
         """Trainable weights, f32."""
-        params = modules.init(eagle.Eagle, self.config, seed) if self.first is None else as_f32(self.first)
+        params = modules.init(self.config.module, self.config, seed) if self.first is None else as_f32(self.first)
         return {name: leaf for name, leaf in params.items() if name != "lm_head"}
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
@@ -48,22 +53,22 @@ class EagleObjective:
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j is asked what follows j + 1
         index = jnp.arange(tokens.shape[1] - 1)
         terms = []
-        for step, log_q in enumerate(self.unrolled(params, target, tokens, out.taps)):
+        for step, log_q in enumerate(self.unrolled(params, target, tokens, out)):
             begun = lesson._replace(weights=lesson.weights * (index >= step))
             terms.append(begun.terms(self.loss, log_q))
         return combined(terms, self.decay)
 
     def unrolled(
-        self, params: dict, target: LM, tokens: jax.Array, taps: Mapping[int, jax.Array]
+        self, params: dict, target: LM, tokens: jax.Array, out: Output
     ) -> Iterator[jax.Array]:
-        """log q f32[B, T-1, D] of each step's entries, on texts i32[B, T] with the target's states [B, T, H].
+        """log q f32[B, T-1, D] of each step's entries, on texts i32[B, T] of which the target said ``out``.
 
         Entry j of step s is where a draft begun s steps earlier has come to: it sees the target's states up to where
         that began, and the draft's own outputs after.
         """
         params = jax.tree.map(lambda x: x.astype(target.dtype), params)
-        head = modules.merge(eagle.Eagle, self.config, {**params, "lm_head": self.lm_head})
-        features = head.features(jax.tree.map(lambda x: x[:, :-1], taps))
+        head = modules.merge(self.config.module, self.config, {**params, "lm_head": self.lm_head})
+        features = head.features(*jax.tree.map(lambda x: x[:, :-1], (out.taps, out.hidden)))
         embedded = target.embed(tokens[:, 1:])
         batch, entries = embedded.shape[:2]
         cache = eagle.alloc_cache(self.config, batch, entries * self.steps, target.dtype)
