@@ -31,7 +31,7 @@ def candidates(
 ) -> dict[str, tuple]:
     """Name -> (what makes the drafter, K).
 
-    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers after which the target is left.
+    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers after which it is left.
     """
     vocab = lm.config.vocab_size
     lookup = d.PromptLookup()

@@ -257,7 +257,7 @@ def test_the_drafter_is_chosen_by_the_model():
 
 
 def test_train_use_and_load_a_drafter(capsys, tmp_path):
-    """A head is trained from the command line, goes on from its checkpoints, and drafts; a model left early is a model."""
+    """A head is trained from the command line, goes on from its checkpoints, and drafts; so does a model to leave."""
     path = tmp_path / "chat"
     write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
     train = script("train_drafter")

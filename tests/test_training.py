@@ -23,7 +23,7 @@ TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaConfig(32, 24, num_heads=2))
-EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.5)
+EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
 RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
 
 
@@ -46,7 +46,12 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
     np.testing.assert_allclose(losses.rejection(p, log_q, following), [1 - 0.6, 1 - 0.25], rtol=1e-6)
 
 
-OBJECTIVES = {"eagle": HEAD, "medusa": HEADS, "draft": DraftObjective.from_layers(TARGET, (0, 2)), "early exit": EARLY}
+OBJECTIVES = {
+    "eagle": HEAD,
+    "medusa": HEADS,
+    "draft": DraftObjective.from_layers(TARGET, (0, 2)),
+    "early exit": dataclasses.replace(EARLY, dropout=0.0),
+}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -60,8 +65,8 @@ def test_training_raises_acceptance_in_use(objective):
             drafter = Eagle(CONFIG, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
         elif objective is HEADS:
             drafter = Medusa(HEADS.config, {**params, "lm_head": HEADS.lm_head}, HEADS.tokens)
-        elif objective is EARLY:
-            target, drafter = EARLY.whole.lm(params, jnp.float32), LayerSkip(exit_layer=1)
+        elif isinstance(objective, EarlyExitObjective):
+            target, drafter = objective.whole.lm(params, jnp.float32), LayerSkip(exit_layer=1)
         else:
             drafter = DraftModel(objective.lm(params, jnp.float32))
         out = specjax.generate(
@@ -93,6 +98,18 @@ def test_layers_are_left_out_more_often_the_deeper_they_stand():
     np.testing.assert_array_equal(
         TARGET.weighted(sublayers)(tokens, cache).logits, TARGET(tokens, cache, run=run).logits
     )
+
+
+def test_each_step_leaves_out_layers_of_its_own():
+    objective = dataclasses.replace(EARLY, dropout=0.9)
+
+    def loss(step):
+        state = loop.start(objective, RECIPE)._replace(step=jnp.int32(step))
+        batch = loop.batch_of(TEXTS, RECIPE, 0)
+        return loop.train_step(objective, TARGET, state, *batch, recipe=RECIPE)[1]["loss"].tolist()
+
+    found = [loss(step) for step in (0, 0, 1, 2, 3)]
+    assert found[0] == found[1] and any(x != found[0] for x in found[2:])
 
 
 def test_a_model_that_can_not_be_trained_to_leave_early_is_refused():
