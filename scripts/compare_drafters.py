@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -26,12 +27,14 @@ from specjax.prompts import encoded_prompts
 
 
 def candidates(
-    lm: specjax.LM, corpus: Callable[[], list[list[int]]], known: list[list[int]], files: list[str]
+    lm: specjax.LM, corpus: Callable[[], list[list[int]]], known: list[list[int]], files: list[str], exits: list[int]
 ) -> dict[str, tuple]:
-    """Name -> (what makes the drafter, K). ``known`` is for the oracle alone, ``files`` are of trained drafters."""
-    vocab, layers = lm.config.vocab_size, lm.config.num_hidden_layers
+    """Name -> (what makes the drafter, K).
+
+    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers after which it is left.
+    """
+    vocab = lm.config.vocab_size
     lookup = d.PromptLookup()
-    exit_layer = layers * 5 // 6
     skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))  # the best single layer to leave out of the default model
 
     def retrieval():
@@ -46,6 +49,8 @@ def candidates(
         for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
             grown = dataclasses.replace(trained, tree=tree)
             found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
+    for after in exits:
+        found[f"early exit after layer {after}"] = (lambda after=after: d.LayerSkip(exit_layer=after), 3)
     return found | {
         "prompt lookup, 3..2": (lambda: lookup, 5),
         "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
@@ -54,7 +59,6 @@ def candidates(
         "retrieval": (retrieval, 5),
         "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
         "jacobi": (d.Jacobi, 5),
-        f"early exit after layer {exit_layer}": (lambda: d.LayerSkip(exit_layer=exit_layer), 3),
         "layer 4 left out": (lambda: skip, 3),
         "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
         "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),
@@ -100,6 +104,8 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--trained", nargs="*", help="drafter files or names; default: those shipped for the model")
+    parser.add_argument("--exit-layers", type=int, nargs="+", help="early exits; default: after five sixths")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[None], metavar="K", help="drafted tokens, each tried")
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -111,6 +117,7 @@ def run(args) -> None:
     lm = specjax.load(args.model, dtype=args.dtype)
     if args.trained is None:
         args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
+    exits = args.exit_layers or [lm.config.num_hidden_layers * 5 // 6]
     by_task: dict[str, list[list[int]]] = {}
     spare: list[list[int]] = []
     for task, ids in encoded_prompts(lm, args.prompts, args.max_prompt_tokens):
@@ -140,11 +147,12 @@ def run(args) -> None:
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
     print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
     print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (make, size) in candidates(lm, corpus, known, args.trained).items():
+    for name, (make, chosen) in candidates(lm, corpus, known, args.trained, exits).items():
         if args.only and not any(name.startswith(start) for start in args.only):
             continue
         drafter = make()
-        for t in args.temperature:
+        for asked, t in itertools.product(args.sizes, args.temperature):
+            size = asked or chosen
             found = over_tasks(drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
             cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]

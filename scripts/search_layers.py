@@ -45,20 +45,8 @@ def run_layers(lm: specjax.LM, tokens: jax.Array, weights: jax.Array) -> jax.Arr
     A weight of 0 leaves a sublayer out, and any set of them is one program. Committed tokens' keys and values are
     those of the thinned model here and the target's own in decoding, so decoding accepts a little more.
     """
-    layers = {}
-    for name, layer in lm.params["layers"].items():
-        attention, mlp = weights[int(name), 0], weights[int(name), 1]
-        layers[name] = {
-            **layer,
-            "attention": {**layer["attention"], "o": _scaled(layer["attention"]["o"], attention)},
-            "mlp": {**layer["mlp"], "down": _scaled(layer["mlp"]["down"], mlp)},
-        }
-    thin = specjax.LM(lm.config, {**lm.params, "layers": layers})
+    thin = lm.weighted(weights)
     return jnp.argmax(thin(tokens, thin.alloc_cache(*tokens.shape)).logits, axis=-1)
-
-
-def _scaled(linear: dict, factor: jax.Array) -> dict:
-    return {name: value * factor.astype(value.dtype) for name, value in linear.items()}
 
 
 class Search:

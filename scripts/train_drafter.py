@@ -1,4 +1,4 @@
-"""Trains a drafter for a model on text that the model itself makes.
+"""Trains a drafter for a model, or the model to leave early, on text that the model itself makes.
 
     python scripts/train_drafter.py --kind eagle3 --dialogues 60000 --steps 6000 --out eagle.safetensors
 """
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from convert import checkpoint
 from specjax.commandline import Parser, refusing
 from specjax.drafters import DraftModel, Eagle, Medusa, files
 from specjax.models.eagle import EagleConfig
@@ -27,6 +28,7 @@ from specjax.prompts import read_prompts
 from specjax.training import loop
 from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
+from specjax.training.early_exit import EarlyExitObjective
 from specjax.training.losses import LOSSES
 from specjax.training.medusa import MedusaObjective
 from specjax.training.texts import Texts, dialogues, over_passages
@@ -37,7 +39,7 @@ KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 def parse(argv=None) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--kind", choices=("eagle", "eagle3", "medusa", "draft"), required=True)
+    add("--kind", choices=("eagle", "eagle3", "medusa", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16"))
     add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
@@ -60,16 +62,20 @@ def parse(argv=None) -> argparse.Namespace:
     add("--unroll", type=int, default=4, help="eagle, eagle3: tokens in a row that it is trained for (%(default)s)")
     add("--heads", type=int, default=4, help="medusa: how many (%(default)s)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
+    add("--exit-layers", type=int, nargs="+", help="early-exit: where to leave; a fifth, third and half by default")
+    add("--layer-dropout", type=float, default=0.1, help="early-exit: of the last layer, the most (%(default)s)")
     add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
     add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
     add("--seconds", type=float, default=float("inf"), help="of training at most")
-    add("--out", type=Path, help="the drafter's file")
+    add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
     add("--json", type=Path, help="the curve and the settings")
     args = parser.parse_args(argv)
     for flag in ("out", "json", "texts"):
         path = getattr(args, flag)
         if path is not None and not path.parent.is_dir():
             parser.error(f"--{flag} {path}: there is no folder {path.parent}")
+    if args.kind == "early-exit" and args.out is not None and args.out.exists():
+        parser.error(f"--out {args.out} exists already; early-exit makes a new folder")
     return args
 
 
@@ -80,6 +86,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
     if args.kind == "draft":
         layers = tuple(args.layers or (0, c.num_hidden_layers - 1))
         return DraftObjective.from_layers(target, layers, args.loss)
+    if args.kind == "early-exit":
+        return EarlyExitObjective.of(target, tuple(args.exit_layers or ()), args.layer_dropout, args.loss)
     counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=c.vocab_size)
     tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: args.draft_vocab]).astype(np.int32))
     rows = target.head_table()[tokens]
@@ -154,7 +162,10 @@ def run(args: argparse.Namespace) -> None:
         "texts": {"rows": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
     }  # fmt: skip
-    if args.out is not None:
+    if args.out is not None and args.kind == "early-exit":
+        trained = objective.whole.lm(params, target.dtype)
+        checkpoint.save(args.out, trained.config, trained.params, target.tokenizer)
+    elif args.out is not None:
         kind = KINDS.get(args.kind, args.kind)
         files.save(args.out, kind, objective.config, params, getattr(objective, "tokens", None), about)
     if args.json is not None:

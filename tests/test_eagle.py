@@ -141,8 +141,13 @@ def test_a_file_gives_the_head_back(tmp_path, config):
         files.load("nothing", TARGET)
     with pytest.raises(ValueError, match="drafts token ids from 0 to 11, outside the target's vocabulary of 9"):
         files.load(path, tiny_lm(0, vocab_size=9))
-    for name, bad in (("fuse.weight.scale", None), ("fuse.weight", np.zeros((32, 96), np.float32)),
-                      ("tokens", np.zeros(3, np.int32)), ("mlp_norm.weight", np.full(32, np.nan, np.float32))):  # fmt: skip
+    damage = {
+        "fuse.weight.scale": None,
+        "fuse.weight": np.zeros((32, 96), np.float32),
+        "tokens": np.zeros(3, np.int32),
+        "mlp_norm.weight": np.full(32, np.nan, np.float32),
+    }
+    for name, bad in damage.items():
         arrays = {**load_file(path), name: bad}
         head = {"specjax": json.dumps(files.read_about(path))}
         save_file({k: v for k, v in arrays.items() if v is not None}, tmp_path / "damaged", head)

@@ -257,7 +257,7 @@ def test_the_drafter_is_chosen_by_the_model():
 
 
 def test_train_use_and_load_a_drafter(capsys, tmp_path):
-    """A head is trained from the command line, goes on from its checkpoints, and drafts."""
+    """A head is trained from the command line, goes on from its checkpoints, and drafts; so does a model to leave."""
     path = tmp_path / "chat"
     write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
     train = script("train_drafter")
@@ -287,3 +287,13 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
         str(tmp_path / "draft.safetensors"), "--tree-nodes", "6",
     )  # fmt: skip
     assert code == 2 and "--tree-nodes needs a head" in err
+    where = ["--kind", "early-exit", "--exit-layers", "1", "--steps", "2", "--out", str(tmp_path / "early")]
+    assert train.main([*common, *where]) == 0
+    with pytest.raises(SystemExit):
+        train.main([*common, *where])
+    assert "exists already" in capsys.readouterr().err
+    code, out, err = run(
+        capsys, "--model", str(tmp_path / "early"), "--prompt", "abc", "--drafter", "layer-skip", "--exit-layer", "1",
+        "--compare",
+    )  # fmt: skip
+    assert code == 0 and not err and "identical output" in out

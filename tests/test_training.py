@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.drafters import DraftModel, Eagle, Medusa
+from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
 from specjax.models.medusa import MedusaConfig
@@ -16,6 +16,7 @@ from specjax.testing import tiny_lm
 from specjax.training import loop, losses
 from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
+from specjax.training.early_exit import EarlyExitObjective
 from specjax.training.medusa import MedusaObjective
 from specjax.training.texts import Texts, dialogues, over_passages
 
@@ -24,6 +25,7 @@ CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
 HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1Config(CONFIG.layer), steps=2)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaConfig(32, 24, num_heads=2))
+EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
 RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
 
 
@@ -46,7 +48,13 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
     np.testing.assert_allclose(losses.rejection(p, log_q, following), [1 - 0.6, 1 - 0.25], rtol=1e-6)
 
 
-OBJECTIVES = {"eagle3": HEAD, "eagle": HEAD1, "medusa": HEADS, "draft": DraftObjective.from_layers(TARGET, (0, 2))}
+OBJECTIVES = {
+    "eagle3": HEAD,
+    "eagle": HEAD1,
+    "medusa": HEADS,
+    "draft": DraftObjective.from_layers(TARGET, (0, 2)),
+    "early exit": dataclasses.replace(EARLY, dropout=0.0),
+}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -55,14 +63,17 @@ def test_training_raises_acceptance_in_use(objective):
     params, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=20)
 
     def acceptance(params):
+        target = TARGET
         if isinstance(objective, EagleObjective):
             drafter = Eagle(objective.config, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
         elif objective is HEADS:
             drafter = Medusa(HEADS.config, {**params, "lm_head": HEADS.lm_head}, HEADS.tokens)
+        elif isinstance(objective, EarlyExitObjective):
+            target, drafter = objective.whole.lm(params, jnp.float32), LayerSkip(exit_layer=1)
         else:
             drafter = DraftModel(objective.lm(params, jnp.float32))
         out = specjax.generate(
-            TARGET, [[i] for i in range(24)], drafter=drafter, num_speculative_tokens=2, temperature=1.0,
+            target, [[i] for i in range(24)], drafter=drafter, num_speculative_tokens=2, temperature=1.0,
             max_new_tokens=24, ignore_eos=True,
         )  # fmt: skip
         return sum(m.num_accepted_tokens for m in out.metrics) / sum(m.num_draft_tokens for m in out.metrics)
@@ -79,15 +90,51 @@ def test_every_loss_falls(loss):
     assert np.mean(curve[-1]["train_loss"]) < np.mean(curve[0]["train_loss"])
 
 
+def test_layers_are_left_out_more_often_the_deeper_they_stand():
+    objective = EarlyExitObjective.of(tiny_lm(num_hidden_layers=4), dropout=0.8)
+    kept = jnp.mean(jax.vmap(objective.kept)(jax.random.split(jax.random.key(0), 4000)), axis=0)
+    np.testing.assert_allclose(kept[:, 0], 1 - 0.8 * (2 ** (np.arange(4) / 3) - 1), atol=0.03)
+    np.testing.assert_array_equal(kept[:, 0], kept[:, 1])
+    tokens = jnp.arange(12).reshape(2, 6)
+    cache, sublayers = TARGET.alloc_cache(2, 6), jnp.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    run = tuple((bool(a), bool(m)) for a, m in sublayers)
+    np.testing.assert_array_equal(
+        TARGET.weighted(sublayers)(tokens, cache).logits, TARGET(tokens, cache, run=run).logits
+    )
+
+
+def test_each_step_leaves_out_layers_of_its_own():
+    objective = dataclasses.replace(EARLY, dropout=0.9)
+
+    def loss(step):
+        state = loop.start(objective, RECIPE)._replace(step=jnp.int32(step))
+        batch = loop.batch_of(TEXTS, RECIPE, 0)
+        return loop.train_step(objective, TARGET, state, *batch, recipe=RECIPE)[1]["loss"].tolist()
+
+    found = [loss(step) for step in (0, 0, 1, 2, 3)]
+    assert found[0] == found[1] and any(x != found[0] for x in found[2:])
+
+
+def test_a_model_that_can_not_be_trained_to_leave_early_is_refused():
+    for target, exits, dropout, why in (
+        (TARGET, (4,), 0.1, "after 1 to 3"),
+        (TARGET, (1,), 1.0, "dropout"),
+        (TARGET.quantize("int8"), (1,), 0.1, "int8"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            EarlyExitObjective.of(target, exits, dropout)
+
+
 class Killed(Exception):
     pass
 
 
-def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("objective", [HEAD, EARLY], ids=["eagle", "early exit, layers left out by chance"])
+def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
     recipe = dataclasses.replace(RECIPE, steps=12)
 
     def train(folder, progress=lambda line: None):
-        return loop.train(HEAD, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), recipe, folder, every=4, progress=progress)
+        return loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), recipe, folder, every=4, progress=progress)
 
     def kill(line):
         if line["step"] == 8:
@@ -99,9 +146,10 @@ def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path):
     resumed, curve = train(tmp_path / "broken")
     assert curve[0]["step"] == 8, "it begins from the last checkpoint, that of step 4"
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
-    for objective, texts in ((dataclasses.replace(HEAD, loss="acceptance"), TEXTS), (HEAD, TEXTS.rows(slice(8, None)))):
+    other = dataclasses.replace(objective, loss="acceptance")
+    for changed, texts in ((other, TEXTS), (objective, TEXTS.rows(slice(8, None)))):
         with pytest.raises(ValueError, match="checkpoints of another run"):
-            loop.train(objective, TARGET, texts, texts, recipe, tmp_path / "broken")
+            loop.train(changed, TARGET, texts, texts, recipe, tmp_path / "broken")
 
 
 def test_each_epoch_shows_every_text_once():

@@ -83,6 +83,26 @@ class LM:
 
         return dataclasses.replace(self, params=quantized.map_with_path(small, self.params))
 
+    def weighted(self, sublayers: jax.Array) -> "LM":
+        """This model with what each layer's attention and MLP add times f32[layers, 2]: by 0 they are left out.
+
+        Any set of them is one program so, but it costs what all do; ``run`` of a call saves them. Not for quantised
+        weights.
+        """
+
+        def scaled(linear: dict, factor: jax.Array) -> dict:
+            return {name: leaf * factor.astype(leaf.dtype) for name, leaf in linear.items()}
+
+        layers = {}
+        for name, layer in self.params["layers"].items():
+            attention, mlp = sublayers[int(name)]
+            layers[name] = {
+                **layer,
+                "attention": {**layer["attention"], "o": scaled(layer["attention"]["o"], attention)},
+                "mlp": {**layer["mlp"], "down": scaled(layer["mlp"]["down"], mlp)},
+            }
+        return dataclasses.replace(self, params={**self.params, "layers": layers})
+
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of this model's shape, dtype and sharding."""
         return alloc(self.config, batch, capacity, self.kv_dtype or self.dtype, self.cache_sharding)

@@ -55,8 +55,9 @@ class DraftObjective:
         """The draft model with these weights."""
         return LM(self.config, {**self.shared, **jax.tree.map(lambda x: x.astype(dtype), params)})
 
-    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
+    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
         """The mean loss over texts i32[B, T] by weights f32[B, T], and the acceptance on the same text."""
+        del key
         batch, size = tokens.shape
         logits = lax.stop_gradient(target(tokens, target.alloc_cache(batch, size)).logits)
         draft = self.lm(params, target.dtype)

@@ -47,8 +47,9 @@ class EagleObjective:
         params = modules.init(self.config.module, self.config, seed) if self.first is None else as_f32(self.first)
         return {name: leaf for name, leaf in params.items() if name != "lm_head"}
 
-    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
+    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
         """The mean loss over texts i32[B, T] by weights f32[B, T], and each step's acceptance on the same text."""
+        del key
         out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape), taps=self.config.taps))
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j is asked what follows j + 1
         index = jnp.arange(tokens.shape[1] - 1)
@@ -56,7 +57,7 @@ class EagleObjective:
         for step, log_q in enumerate(self.unrolled(params, target, tokens, out)):
             begun = lesson._replace(weights=lesson.weights * (index >= step))
             terms.append(begun.terms(self.loss, log_q))
-        return combined(terms, self.decay)
+        return combined(terms, self.decay ** jnp.arange(self.steps))
 
     def unrolled(
         self, params: dict, target: LM, tokens: jax.Array, out: Output

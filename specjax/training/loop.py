@@ -21,11 +21,16 @@ Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to watch
 
 
 class Objective(Protocol):
-    """What is trained: a pytree of all that stays fixed, which makes trainable weights and judges them."""
+    """What is trained: a pytree of all that stays fixed, which makes trainable weights and judges them.
+
+    It is given a key for whatever a step leaves to chance, a function of seed and step; None where it is measured.
+    """
 
     def init(self, seed: int) -> dict: ...
 
-    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms: ...
+    def __call__(
+        self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None
+    ) -> Terms: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,8 @@ def train_step(
     objective: Objective, target: LM, state: TrainState, tokens: jax.Array, weights: jax.Array, *, recipe: Recipe
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One step on texts i32[B, T] with weights f32[B, T]."""
-    judge = jax.value_and_grad(lambda params: objective(params, target, tokens, weights), has_aux=True)
+    key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+    judge = jax.value_and_grad(lambda params: objective(params, target, tokens, weights, key), has_aux=True)
     (_, seen), grads = judge(state.params)
     updates, optimizer = recipe.optimizer().update(grads, state.optimizer, state.params)
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), seen
@@ -81,7 +87,7 @@ def train_step(
 @jax.jit
 def judge(objective: Objective, target: LM, params: dict, tokens: jax.Array, weights: jax.Array):
     """The figures of :func:`train_step` without a step."""
-    return objective(params, target, tokens, weights)[1]
+    return objective(params, target, tokens, weights, None)[1]
 
 
 def batch_of(texts: Texts, recipe: Recipe, step: int) -> tuple[jax.Array, jax.Array]:

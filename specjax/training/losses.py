@@ -76,8 +76,7 @@ def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-6)
 
 
-def combined(terms: list[dict[str, jax.Array]], decay: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of several drafted tokens, each weighing ``decay`` times the one before, and all figures in rows."""
-    scale = decay ** jnp.arange(len(terms))
+def combined(terms: list[dict[str, jax.Array]], scale: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The mean loss of several terms by weights f32[terms], and all figures in rows."""
     rows = {name: jnp.stack([t[name] for t in terms]) for name in terms[0]}
     return jnp.sum(scale * rows["loss"]) / jnp.sum(scale), rows

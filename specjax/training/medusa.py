@@ -40,8 +40,9 @@ class MedusaObjective:
         params = modules.init(medusa.Medusa, self.config, seed)
         return {"heads": jax.tree.map(jnp.zeros_like, params["heads"])}
 
-    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array) -> Terms:
+    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
         """The mean loss over texts i32[B, T] by weights f32[B, T], and each head's acceptance on the same text."""
+        del key
         out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape)))
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens)
         params = jax.tree.map(lambda x: x.astype(target.dtype), params)
@@ -51,7 +52,7 @@ class MedusaObjective:
         for i in range(self.config.num_heads):  # from token t it says what follows token t + 1 + i
             log_q = jax.nn.log_softmax(module.head(states[:, : -1 - i, i]), axis=-1)
             terms.append(lesson.after(1 + i).terms(self.loss, log_q))
-        return combined(terms, self.decay)
+        return combined(terms, self.decay ** jnp.arange(self.config.num_heads))
 
 
 jax.tree_util.register_dataclass(
