@@ -7,12 +7,15 @@ Every figure stands beside its floor: bytes that must be read over the read band
 
 import argparse
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
 
+import specjax
 from specjax.benchmark import latency, measure, parts, peers, rounds, sweep
 from specjax.benchmark.case import SHAPES, Case
 from specjax.benchmark.table import Table
@@ -61,6 +64,7 @@ def parse(argv) -> argparse.Namespace:
         help="for sweep: more acceptance rates at which tokens a round are measured")  # fmt: skip
     add("--peers", nargs="+", choices=peers.NAMES, default=(), help="others on the same weights, B = 1, greedy")
     add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout, at commit 091515a")
+    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
     add("--json", metavar="FILE", help="also write the figures there, after each mode")
     args = parser.parse_args(argv)
     if args.json and not Path(args.json).parent.is_dir():
@@ -74,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
     others = peers.load(args.peers, args.gpt_fast)  # refuses before any device work
     if others:
         peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
+    if args.compilation_cache:
+        specjax.compilation_cache(args.compilation_cache)
     device = jax.devices()[0]
     print(
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
@@ -89,13 +95,13 @@ def run(args: argparse.Namespace) -> None:
     settings = tuple(parts.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()
     runs = rounds.rounds(case, table, settings)
     table.save()
-    for mode in args.modes:
-        if MODES[mode]:
-            MODES[mode](case, table, args)
-            table.save()
-    for peer in others:
-        peers.compare(peer, case, table, runs)
+    steps = {mode: partial(MODES[mode], case, table, args) for mode in args.modes if MODES[mode]}
+    steps |= {peer.name: partial(peers.compare, peer, case, table, runs) for peer in others}
+    for name, step in steps.items():
+        began = time.perf_counter()
+        step()
         table.save()
+        print(f"-- {name}: {time.perf_counter() - began:.0f} s, compiling included", flush=True)
 
 
 def main(argv=None) -> int:
