@@ -1,13 +1,17 @@
 """The benchmark's modules at a shape small enough for any machine: what they report, not how fast it is."""
 
 import json
+import os
 
+import numpy as np
 import pytest
 from test_scripts import script
 
+from convert.llama import to_hf as to_hf_tensors
 from specjax import generate, theory
 from specjax.benchmark import latency, peers, plots, sweep
 from specjax.benchmark.case import Case
+from specjax.benchmark.peers import gpt_fast, weights
 from specjax.benchmark.rounds import rounds
 from specjax.benchmark.steady import Steady
 from specjax.benchmark.table import Table
@@ -112,6 +116,36 @@ def test_transformers_decodes_the_same_weights(case, ours):
     assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
     # Its rounds are ours; the first of them is not in the time, nor is the last whole.
     assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.4)
+
+
+@pytest.mark.skipif("GPT_FAST" not in os.environ, reason="names a checkout of gpt-fast, at commit 091515a")
+def test_gpt_fast_decodes_the_same_weights(case, ours):
+    runs, _ = ours
+    table = Table({})
+    (peer,) = peers.load(["gpt-fast"], os.environ["GPT_FAST"])
+    peers.compare(peer, case, table, runs, repeats=1)
+    step, round = table.rows
+    assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
+    assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.2)
+
+
+def test_gpt_fast_gets_every_tensor_under_its_own_name(case):
+    names = {gpt_fast._renamed(name) for name in weights.tensors(case.target)}
+    layer = ("attention.wq", "attention.wk", "attention.wv", "attention.wo", "attention_norm")
+    layer += ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "ffn_norm")
+    whole = {"tok_embeddings.weight", "norm.weight", "output.weight"}
+    assert names == whole | {f"layers.{i}.{part}.weight" for i in range(2) for part in layer}
+
+
+def test_tensors_are_the_weights_themselves(case):
+    """No copy of a large model, but for q, k and v, which lie interleaved."""
+    found = weights.tensors(case.target)
+    leaf = case.target.params["layers"]["1"]["mlp"]["down"]["weight"]
+    assert found["model.layers.1.mlp.down_proj.weight"].data_ptr() == leaf.unsafe_buffer_pointer()
+    given = to_hf_tensors(case.target.config, case.target.params)
+    assert set(given) == set(found)
+    for name, array in given.items():
+        assert np.array_equal(found[name].numpy(), array), name
 
 
 def test_missing_peers_are_refused_before_any_work(tmp_path, capsys, monkeypatch):

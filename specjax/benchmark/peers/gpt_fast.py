@@ -4,6 +4,7 @@ Its model differs from the published Llama 3 in what planted weights don't show:
 rope scaling. Bytes, shapes and text are the same.
 """
 
+import importlib
 import sys
 import time
 import types
@@ -139,23 +140,20 @@ def _arguments(code: Any, c: LlamaConfig, room: int) -> Any:
 
 
 def _import(folder: str) -> Any:
-    """Its ``generate`` module. Its other modules' names are too common to be left in the way of anyone's."""
-    names = ("model", "tokenizer", "generate")
-    path, before = list(sys.path), {name: sys.modules.pop(name, None) for name in names}
+    """Its ``generate`` module. That and its ``model`` keep their common names: torch.compile looks them up by these."""
+    path, before = list(sys.path), sys.modules.get("tokenizer")
     tokenizer = types.ModuleType("tokenizer")  # ids go in and out, and its own wants packages for text
     tokenizer.get_tokenizer = None  # type: ignore[attr-defined]
     sys.modules["tokenizer"] = tokenizer
     sys.path.insert(0, str(Path(folder).resolve()))
     try:
-        import generate  # type: ignore[import-not-found]
-        import model  # type: ignore[import-not-found]
+        code, model = importlib.import_module("generate"), importlib.import_module("model")
     except ImportError as problem:
         raise ValueError(f"gpt-fast can't be imported from {folder}: {problem}") from problem
     finally:
         sys.path[:] = path
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-    generate.ModelArgs = model.ModelArgs
-    return generate
+        del sys.modules["tokenizer"]
+        if before is not None:
+            sys.modules["tokenizer"] = before
+    code.ModelArgs = model.ModelArgs
+    return code
