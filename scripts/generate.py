@@ -15,7 +15,7 @@ from specjax import memory, parallel, record, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
 from specjax.metrics import Totals
-from specjax.models.quantized import KINDS
+from specjax.models.quantized import KINDS, kind_of
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = (
@@ -99,9 +99,9 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
     return {
         "model": args.model,
         "dtype": lm.dtype.name,
-        "quantize": args.quantize,
-        "kv_dtype": args.kv_dtype,
-        "devices": args.devices,
+        "quantize": kind_of(lm.params),
+        "kv_dtype": lm.kv_dtype,
+        "devices": 1 if lm.mesh is None else lm.mesh.size,
         "drafter": choices.settings(args),
         "verifier": args.verifier,
         "num_speculative_tokens": result.metrics[0].num_speculative_tokens,

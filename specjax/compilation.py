@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 
 def compilation_cache(folder: str | Path) -> None:
@@ -21,4 +20,3 @@ def compilation_cache(folder: str | Path) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small programs are a second as well
-    jax_cache.reset_cache()  # whether there is one is asked once a process, at its first program

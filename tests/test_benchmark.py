@@ -75,6 +75,7 @@ def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
     sweep.sweep(case, table, batches=(1, 2), sizes=(1, 2), check_alphas=(0.4,), rounds=3)
     found = json.loads((tmp_path / "figures.json").read_text())["sweep"]
     assert sweep.axes(found) == ([1, 2], [1, 2]) and len(found["checks"]) == 4 + 2
+    assert all(1 <= check["tokens"] <= check["size"] + 1 for check in found["checks"])
     # With times of choice: a round of one token takes 1.5 plain steps, of two 2; at B = 2 nothing ever pays.
     found["plain"] = {"1": 1.0, "2": 1.0}
     found["points"] = [dict(batch=b, size=k, seconds=t) for b, k, t in ((1, 1, 1.5), (1, 2, 2), (2, 1, 3), (2, 2, 4))]
@@ -95,7 +96,8 @@ def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
 
 def test_every_row_with_a_floor_is_in_the_picture(ours):
     _, table = ours
-    (chart,) = plots.charts({"rows": table.rows, "bandwidth": {"read": 1e10}})
+    without = {"name": "prefill", "ms": 1.0, "floor_ms": None, "note": "some"}
+    (chart,) = plots.charts({"rows": [*table.rows, without], "bandwidth": {"read": 1e10}})
     assert [row[0] for row in chart.rows] == [row["name"] for row in table.rows]
 
 

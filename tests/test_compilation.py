@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 import specjax
 from specjax import testing
@@ -16,7 +15,6 @@ def no_cache_after():
     yield
     for name, value in before.items():
         jax.config.update(name, value)
-    jax_cache.reset_cache()
 
 
 def test_programs_are_found_again(tmp_path, no_cache_after):
