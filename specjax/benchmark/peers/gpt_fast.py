@@ -47,7 +47,7 @@ class GptFast:
                 f"--gpt-fast {folder} holds no {' and no '.join(missing)}, so it is no checkout of gpt-fast"
             )
         self.torch = weights.imported("torch")
-        self.code = _import(folder)
+        self.code, self.shapes = _import(folder)
         self.name = f"gpt-fast, torch {self.torch.__version__.split('+')[0]}"
         self.target: Any = None
         self.draft: Any = None
@@ -68,7 +68,7 @@ class GptFast:
             raise ValueError("gpt-fast has no biases, and heads that add up to the hidden size")
         state = {_renamed(name): tensor for name, tensor in weights.tensors(lm).items()}
         with self.torch.device("meta"):
-            model = self.code.Transformer(_arguments(self.code, c, room))
+            model = self.code.Transformer(_arguments(self.shapes, c, room))
         model.load_state_dict(state, assign=True)
         with self.torch.device(model.output.weight.device):
             model.setup_caches(max_batch_size=1, max_seq_length=room)  # at once as large as any run needs
@@ -125,8 +125,8 @@ def _renamed(name: str) -> str:
     return f"{layers}.{index}.{_LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
 
 
-def _arguments(code: Any, c: LlamaConfig, room: int) -> Any:
-    return code.ModelArgs(
+def _arguments(shapes: Any, c: LlamaConfig, room: int) -> Any:
+    return shapes.ModelArgs(
         block_size=-(-room // 8) * 8,
         vocab_size=c.vocab_size,
         n_layer=c.num_hidden_layers,
@@ -139,15 +139,15 @@ def _arguments(code: Any, c: LlamaConfig, room: int) -> Any:
     )
 
 
-def _import(folder: str) -> Any:
-    """Its ``generate`` module. That and its ``model`` keep their common names: torch.compile looks them up by these."""
+def _import(folder: str) -> tuple[Any, Any]:
+    """Its modules ``generate`` and ``model``, left under these names, common as they are: torch.compile looks there."""
     path, before = list(sys.path), sys.modules.get("tokenizer")
     tokenizer = types.ModuleType("tokenizer")  # ids go in and out, and its own wants packages for text
     tokenizer.get_tokenizer = None  # type: ignore[attr-defined]
     sys.modules["tokenizer"] = tokenizer
     sys.path.insert(0, str(Path(folder).resolve()))
     try:
-        code, model = importlib.import_module("generate"), importlib.import_module("model")
+        return importlib.import_module("generate"), importlib.import_module("model")
     except ImportError as problem:
         raise ValueError(f"gpt-fast can't be imported from {folder}: {problem}") from problem
     finally:
@@ -155,5 +155,3 @@ def _import(folder: str) -> Any:
         del sys.modules["tokenizer"]
         if before is not None:
             sys.modules["tokenizer"] = before
-    code.ModelArgs = model.ModelArgs
-    return code
