@@ -87,6 +87,9 @@ def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
         "| 1 | 1.00 (K = 1) | 1.50 (K = 2) | 0.50 |",
         "| 2 | 0.50 (K = 1) | 0.75 (K = 2) | none |",
     ]
+    eight = [{**point, "batch": 8, "seconds": 1.1 * point["seconds"]} for point in found["points"][:2]]
+    grown = {**found, "plain": {"1": 1.0, "2": 1.0, "8": 1.05}, "points": found["points"] + eight}
+    assert "| 8 over 1 | 1.05 | 1.10 | 1.10 |" in sweep.markdown(grown, (0.5,)).splitlines()
     (tmp_path / "figures.json").write_text(json.dumps({**table.about, "rows": table.rows, "sweep": found}))
     capsys.readouterr()
     args = [str(tmp_path / "figures.json"), "--png", str(tmp_path / "pictures"), "--alphas", "0.5", "0.9"]

@@ -94,7 +94,7 @@ def axes(found: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def markdown(found: dict[str, Any], alphas: Sequence[float]) -> str:
-    """Two tables: the times as measured, and at each alpha the best K with its speedup."""
+    """Two tables: the times as measured, with their growth from B = 1 to 8, and at each alpha the best K's speedup."""
     batches, sizes = axes(found)
     seconds = {(p["batch"], p["size"]): p["seconds"] for p in found["points"]}
     lines = [
@@ -105,6 +105,9 @@ def markdown(found: dict[str, Any], alphas: Sequence[float]) -> str:
         cells = [f"{found['plain'][str(batch)] * 1e3:.2f}"]
         cells += [f"{seconds[batch, size] * 1e3:.2f}" for size in sizes]
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
+    if {1, 8} <= set(batches):
+        growth = [found["plain"]["8"] / found["plain"]["1"], *(seconds[8, size] / seconds[1, size] for size in sizes)]
+        lines.append("| 8 over 1 | " + " | ".join(f"{ratio:.2f}" for ratio in growth) + " |")
     lines += [
         "",
         "| B | " + " | ".join(f"alpha = {alpha:g}" for alpha in alphas) + " | pays above alpha of |",
