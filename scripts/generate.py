@@ -11,10 +11,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import memory, record, timing, trace
+from specjax import memory, parallel, record, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
 from specjax.metrics import Totals
+from specjax.models.quantized import KINDS, kind_of
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = (
@@ -47,6 +48,10 @@ def parse(argv) -> argparse.Namespace:
     add("--ignore-eos", action="store_true")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
+    add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
+    add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
+    add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
+    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
     add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
@@ -94,6 +99,9 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
     return {
         "model": args.model,
         "dtype": lm.dtype.name,
+        "quantize": kind_of(lm.params),
+        "kv_dtype": lm.kv_dtype,
+        "devices": 1 if lm.mesh is None else lm.mesh.size,
         "drafter": choices.settings(args),
         "verifier": args.verifier,
         "num_speculative_tokens": result.metrics[0].num_speculative_tokens,
@@ -134,7 +142,10 @@ def summary(result: specjax.Result) -> str:
 
 def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args)
-    lm = specjax.load(args.model, dtype=args.dtype)
+    if args.compilation_cache:
+        specjax.compilation_cache(args.compilation_cache)
+    mesh = None if args.devices == 1 else parallel.mesh(args.devices)
+    lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
     options = options_of(lm, args)
     quiet = args.json == "-"
     streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)

@@ -73,18 +73,12 @@ def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) ->
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from convert.llama import to_hf
+    from convert.llama import iter_hf
+    from specjax.config import to_hf
 
-    c = lm.config
-    if c.rope_scaling is not None:
-        raise ValueError("--transformers compares models without rope scaling only")
-    names = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias mlp_bias"
-    )
-    config = LlamaConfig(**{n: getattr(c, n) for n in names.split()}, rope_theta=c.rope_theta)
-    model = LlamaForCausalLM(config).eval()
-    weights = {n: torch.from_numpy(np.array(w, np.float32)) for n, w in to_hf(c, lm.params).items()}
+    given = {name: value for name, value in to_hf(lm.config).items() if name != "model_type"}
+    model = LlamaForCausalLM(LlamaConfig(**given)).eval()
+    weights = {n: torch.from_numpy(np.array(w, np.float32)) for n, w in iter_hf(lm.config, lm.params)}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"transformers names other tensors: missing {missing}, unexpected {unexpected}")
@@ -92,7 +86,7 @@ def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) ->
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        stop = list(c.eos_token_ids) or None
+        stop = list(lm.config.eos_token_ids) or None
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
                              eos_token_id=stop, pad_token_id=0)  # fmt: skip
         outputs.append(out[0, len(prompt) :].tolist())

@@ -1,6 +1,7 @@
 """specjax: lossless speculative decoding in JAX for Llama-family language models."""
 
 from specjax import decode, drafters, parallel, verify
+from specjax.compilation import compilation_cache
 from specjax.config import LlamaConfig
 from specjax.generation import Event, NoDistributionError, Result, generate, stream, warmup
 from specjax.load import load
@@ -18,6 +19,7 @@ __all__ = [
     "NoDistributionError",
     "Options",
     "Result",
+    "compilation_cache",
     "decode",
     "drafters",
     "generate",

@@ -229,6 +229,23 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     )
 
 
+def to_hf(config: LlamaConfig) -> dict[str, Any]:
+    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if (scaling := config.rope_scaling) is not None:
+        rope["rope_type"] = scaling.kind
+        fields = {name: getattr(scaling, name) for name in sorted(_ROPE_FIELDS[scaling.kind])}
+        rope |= {name: value for name, value in fields.items() if value is not None}
+    same = [field.name for field in dataclasses.fields(config) if field.name in _READ - {"rope_theta", "rope_scaling"}]
+    return {
+        "model_type": "llama",
+        **{name: getattr(config, name) for name in same},
+        "rope_parameters": rope,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+    }
+
+
 _ROPE_FIELDS = {
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},

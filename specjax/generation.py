@@ -72,6 +72,16 @@ class Job:
         """Tokens of the widest block that is verified: K + 1, or more for trees."""
         return self.drafter.widths(self.num_speculative_tokens)[-1]
 
+    def compile(self, streaming: bool = False) -> None:
+        """Compiles :meth:`start` and :meth:`run` (or :meth:`round`), and runs nothing: jobs may do so in threads."""
+        given = self.lm, self.drafter, self.request, self.num_speculative_tokens
+        fixed = dict(chunk=self.chunk, logprobs=self.options.logprobs)
+        started = decode.start_jit.lower(*given, **fixed).compile()
+        # Where arrays lie is part of a program, but on one device nothing is pinned to it.
+        state = started.out_info if self.lm.mesh is not None else decode.start_jit.eval_shape(*given, **fixed)
+        loop = decode.round_jit if streaming else decode.run_jit
+        loop.lower(self.lm, self.drafter, self.verifier, self.num_speculative_tokens, state).compile()
+
     def start(self, request: Request) -> DecodeState:
         size, logprobs = self.num_speculative_tokens, self.options.logprobs
         return decode.start_jit(self.lm, self.drafter, request, size, chunk=self.chunk, logprobs=logprobs)

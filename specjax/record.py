@@ -33,7 +33,10 @@ RUN = {
 }
 SETTINGS = {
     "model": str,
-    "dtype": str,
+    "dtype": str,  # of weights that aren't quantised, and of activations
+    "quantize": (str, OPTIONAL),  # of the target's weights; null: none
+    "kv_dtype": (str, OPTIONAL),  # of the caches; null: dtype
+    "devices": (int, OPTIONAL),  # that share the target; null: one
     "drafter": dict,  # its "name", and what it was set to
     "verifier": str,
     "num_speculative_tokens": int,  # K; 0 is plain decoding

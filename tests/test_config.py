@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.config import LlamaConfig, RopeScaling, from_hf
+from specjax.config import PRESETS, LlamaConfig, RopeScaling, from_hf, to_hf
 
 MINIMAL = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -168,3 +168,21 @@ def test_b48_end_of_sequence_ids_come_from_generation_config_first():
     assert from_hf(MINIMAL | {"eos_token_id": 2}, {"eos_token_id": [2, 7, 9]}).eos_token_ids == (2, 7, 9)
     assert from_hf(MINIMAL | {"eos_token_id": 0}, {"eos_token_id": None}).eos_token_ids == (0,)
     assert from_hf(MINIMAL | {"bos_token_id": 1}, {"bos_token_id": 0}).bos_token_id == 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_to_hf_is_the_inverse(name):
+    assert from_hf(to_hf(PRESETS[name])) == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        RopeScaling("linear", 4.0),
+        RopeScaling("yarn", 2.0, 512, beta_fast=30.0, mscale=0.7, truncate=False),
+    ],
+)
+def test_to_hf_keeps_rope_scaling(scaling):
+    config = LlamaConfig(64, 48, 64, 2, 4, 2, 12, rope_scaling=scaling, attention_bias=True, eos_token_ids=(3,))
+    assert from_hf(json.loads(json.dumps(to_hf(config)))) == config

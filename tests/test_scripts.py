@@ -10,7 +10,7 @@ from test_convert_checkpoint import HF, write_hf
 from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
-from specjax import record, timing
+from specjax import parallel, record, timing
 from specjax.drafters import choices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +65,8 @@ def test_json_of_a_batch(capsys, folder):
     data = json.loads(out)
     record.check(data)
     assert code == 0 and len(data["completions"]) == 2
-    assert data["settings"]["drafter"] == {"name": "model", "draft_model": folder} and not data["timing"]["streamed"]
+    assert data["settings"]["drafter"] == {"name": "model", "draft_model": folder, "quantize_draft": None}
+    assert not data["timing"]["streamed"]
     for completion in data["completions"]:
         assert completion["rounds"] is None and completion["origins"] == ["accepted"] * 5 + ["bonus"] + (
             ["accepted"] * 5 + ["bonus"]
@@ -74,6 +75,28 @@ def test_json_of_a_batch(capsys, folder):
         assert completion["metrics"]["draft_acceptance_rate"] == 1.0  # the draft is the target
         assert completion["metrics"]["per_step_drafted"] == [5, 5]
     assert data["timing"]["identical"] is True and data["timing"]["ratio"] > 0
+
+
+def test_eight_bits_and_a_mesh(capsys, folder, monkeypatch):
+    """The flags reach both models; what they do is tested in test_quantized.py and eight_devices.py."""
+    meshes = []  # asked for; there is one device here
+    mesh_of = parallel.mesh
+    monkeypatch.setattr(parallel, "mesh", lambda count: meshes.append(count) or mesh_of(1))
+    args = ("--model", folder, "--prompt", "abcabc", "--drafter", "model", "--draft-model", folder, "--json")
+    code, out, err = run(capsys, *args, "--quantize", "int8", "--quantize-draft", "fp8", "--kv-dtype", "int8",
+                         "--devices", "2", "--compare")  # fmt: skip
+    assert code == 0, err
+    data = json.loads(out)
+    assert meshes == [2] and data["timing"]["identical"]
+    settings = data["settings"]
+    assert (settings["quantize"], settings["kv_dtype"], settings["devices"]) == ("int8", "int8", 1)
+    assert settings["drafter"]["quantize_draft"] == "fp8"
+    assert 0.5 < data["completions"][0]["metrics"]["draft_acceptance_rate"]
+
+
+def test_too_many_devices_are_refused(capsys, folder):
+    code, _, err = run(capsys, "--model", folder, "--prompt", "a", "--devices", "99")
+    assert code == 2 and "99 devices" in err
 
 
 def test_trace_tells_the_fate_of_every_token(capsys, folder):
@@ -150,6 +173,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),
         (["--drafter", "retrieval"], "--drafter retrieval needs --datastore"),
+        (["--quantize-draft", "int8"], "--quantize-draft is used only with --drafter model"),
         (["--adaptive", "cost"], "--adaptive cost needs --draft-cost"),
         (["--gamma-min", "2"], "--gamma-min is used only with --adaptive entropy"),
         (["--adaptive", "heuristic", "--drafter", "jacobi"], "nothing to choose"),

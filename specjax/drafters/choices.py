@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from specjax import drafters as d
+from specjax import parallel
 from specjax.datastore import Datastore
 from specjax.drafters import files
 from specjax.drafters.grow import ChainOrTree
 from specjax.models.lm import LM
+from specjax.models.quantized import KINDS
 from specjax.types import Drafter
 
 
@@ -24,6 +26,7 @@ class Choice:
 # Keywords of argparse. One without a default must be given.
 FLAGS: dict[str, dict[str, Any]] = {
     "draft_model": dict(metavar="MODEL", help="a smaller model with the same tokenizer, named as --model is"),
+    "quantize_draft": dict(choices=KINDS, default=None, help="the draft model's weights in eight bits"),
     "trained": dict(
         metavar="NAME",
         help=f"a drafter that comes with specjax ({', '.join(files.shipped())}) or a file of scripts/train_drafter.py",
@@ -47,10 +50,12 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _load(args: argparse.Namespace) -> LM:
+def _load(target: LM, args: argparse.Namespace) -> LM:
+    """The draft model: its cache stored as the target's is, and whole on every device of the target."""
     from specjax.load import load  # pulls in all of the conversion
 
-    return load(args.draft_model, dtype=args.dtype)
+    lm = load(args.draft_model, dtype=args.dtype, quantize=args.quantize_draft, kv_dtype=target.kv_dtype)
+    return lm if target.mesh is None else parallel.replicate(lm, target.mesh)
 
 
 def _lookup(args: argparse.Namespace) -> Drafter:
@@ -84,13 +89,14 @@ def _trained(target: LM, args: argparse.Namespace) -> Drafter:
     return dataclasses.replace(drafter, tree=d.DynamicTree(args.tree_breadth, args.tree_nodes))  # type: ignore[type-var]
 
 
+MODEL = ("draft_model", "quantize_draft")
 TREE = ("tree_nodes", "tree_breadth")
 LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
     "none": Choice(lambda target, args: d.NoDraft()),
-    "model": Choice(lambda target, args: d.DraftModel(_load(args)), ("draft_model",)),
+    "model": Choice(lambda target, args: d.DraftModel(_load(target, args)), MODEL),
     "tree-model": Choice(
-        lambda target, args: d.TreeModel(_load(args), tuple(args.tree_widths)), ("draft_model", "tree_widths")
+        lambda target, args: d.TreeModel(_load(target, args), tuple(args.tree_widths)), (*MODEL, "tree_widths")
     ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
     "trained": Choice(_trained, ("trained", *TREE), size=3),
@@ -98,11 +104,11 @@ CHOICES = {
         lambda target, args: d.FirstOf(_lookup(args), _trained(target, args)), (*LOOKUP, "trained", *TREE), size=3
     ),
     "ngram-model": Choice(
-        lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(args))), (*LOOKUP, "draft_model")
+        lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(target, args))), (*LOOKUP, *MODEL)
     ),
     "cascade": Choice(
-        lambda target, args: d.Cascade(_lookup(args), _load(args), args.inner_tokens),
-        (*LOOKUP, "draft_model", "inner_tokens"),
+        lambda target, args: d.Cascade(_lookup(args), _load(target, args), args.inner_tokens),
+        (*LOOKUP, *MODEL, "inner_tokens"),
     ),
     "layer-skip": Choice(
         lambda target, args: d.LayerSkip(args.exit_layer, args.skip_attention, args.skip_mlp),

@@ -3,7 +3,8 @@
 import dataclasses
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from specjax.report import analysis
@@ -78,6 +79,15 @@ def svg(chart: Chart) -> str:
 def png(chart: Chart, path) -> None:
     """Writes the picture, on white."""
     _save(chart, path, format="png", dpi=160, facecolor=COLOURS["back"])
+
+
+def pngs(pictures: Sequence[Chart], folder: Path) -> list[Path]:
+    """Writes each into the folder, which is made if need be. Returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{picture.name}.png" for picture in pictures]
+    for picture, path in zip(pictures, paths, strict=True):
+        png(picture, path)
+    return paths
 
 
 def _save(chart: Chart, target, **how) -> None:

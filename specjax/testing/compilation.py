@@ -16,6 +16,7 @@ class Compilations:
 
     traced: int = 0
     compiled: int = 0
+    fetched: int = 0  # of those compiled, how many came ready from a persistent cache
 
 
 @contextmanager
@@ -28,11 +29,16 @@ def count_traces() -> Iterator[Compilations]:
         seen.traced += event.endswith("/jaxpr_trace_duration")
         seen.compiled += event.endswith("/backend_compile_duration")
 
+    def listen_for_hits(event: str, **_) -> None:
+        seen.fetched += event.endswith("/compilation_cache/cache_hits")
+
     jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_listener(listen_for_hits)
     try:
         yield seen
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+        jax.monitoring.unregister_event_listener(listen_for_hits)
 
 
 def collectives(compiled: Any) -> dict[str, int]:

@@ -57,12 +57,18 @@ def planted_pair(
     order = rng.permutation(vocab)
     pi = np.empty(vocab, np.int64)
     pi[order] = np.roll(order, -1)
-    wrong = rng.permutation(vocab)[: round((1 - alpha) * vocab)]
-    guess = pi.copy()
-    guess[wrong] = np.roll(pi[wrong], 1)  # each gets another's successor, so this is a permutation too
+    guess = partly_right(pi, alpha, rng)
     target = planted_lm(target_config, pi, 2 * seed, dtype, peak, mesh)
     draft = planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak)
     return target, draft if mesh is None else parallel.replicate(draft, mesh), pi
+
+
+def partly_right(successor: np.ndarray, alpha: float, seed: int | np.random.Generator = 0) -> np.ndarray:
+    """``successor`` i64[V] on a random share alpha of the tokens and another's elsewhere: a permutation as it is."""
+    wrong = np.random.default_rng(seed).permutation(len(successor))[: round((1 - alpha) * len(successor))]
+    guess = successor.copy()
+    guess[wrong] = np.roll(successor[wrong], 1)
+    return guess
 
 
 def planted_lm(
@@ -95,10 +101,14 @@ def planted_lm(
         raise ValueError("successor must be a permutation of the vocabulary: one head row serves one token")
     config = dataclasses.replace(config, tie_word_embeddings=False, eos_token_ids=())
     params = random_params(config, seed, dtype=dtype, mesh=mesh)
+
+    def place(x: jax.Array):  # None without a mesh: a weight pinned to a device would make programs of its own
+        return x.sharding if mesh is not None else None
+
     for layer in params["layers"].values():
         for last in (layer["attention"]["o"], layer["mlp"]["down"]):
-            last["weight"] = jnp.zeros_like(last["weight"], device=last["weight"].sharding)
-    where = params.pop("lm_head").sharding  # freed before its successor is made
+            last["weight"] = jnp.zeros_like(last["weight"], device=place(last["weight"]))
+    where = place(params.pop("lm_head"))  # freed before its successor is made
     before = jnp.asarray(np.argsort(successor), jnp.int32)
     params["lm_head"] = jax.jit(_head, out_shardings=where)(params["embed"], before, jnp.float32(peak))
     return LM(config, params, cache_sharding=parallel.cache_sharding(mesh))

@@ -1,0 +1,40 @@
+"""Draws what scripts/benchmark.py --json wrote, and prints its sweep as tables.
+
+python scripts/plot_benchmark.py benchmark.json --png pictures
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
+
+from convert.source import read_json
+from specjax import report
+from specjax.benchmark import plots, sweep
+from specjax.commandline import Parser, refusing
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("figures", metavar="FILE", type=Path, help="written by benchmark.py --json FILE")
+    parser.add_argument("--png", metavar="FOLDER", type=Path, help="where the pictures go; needs the extra plots")
+    parser.add_argument("--alphas", type=float, nargs="+", default=plots.ALPHAS, help="acceptance rates of the sweep")
+    args = parser.parse_args(argv)
+    return refusing(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
+    figures = read_json(args.figures)
+    if "rows" not in figures:
+        raise ValueError(f"{args.figures} holds no figures of a benchmark: benchmark.py --json FILE writes them")
+    if "sweep" in figures:
+        print(sweep.markdown(figures["sweep"], args.alphas))
+    if args.png:
+        for path in report.pngs(plots.charts(figures, args.alphas), args.png):
+            print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""How a time is taken: programs compiled side by side first, then run one after another with nothing else going on."""
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import generation
+from specjax.metrics import Totals
+from specjax.models.lm import LM
+from specjax.requests import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A jitted ``function(*arguments, count=count)`` that does the same thing ``count`` times over.
+
+    Repeating on the device leaves the host's share of a call out.
+    """
+
+    function: Any
+    arguments: tuple
+    count: int = 20
+
+    def compile(self) -> None:
+        self.function.lower(*self.arguments, count=self.count).compile()
+
+    def seconds(self, repeats: int = 5) -> float:
+        """Median seconds of one of the ``count``."""
+        return timed(lambda: self.function(*self.arguments, count=self.count), repeats) / self.count
+
+
+def timed(action: Callable[[], Any], repeats: int = 5) -> float:
+    """Median seconds of an action, after one that isn't counted."""
+    jax.block_until_ready(action())
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(action())
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def side_by_side(actions: Iterable[Callable[[], Any]]) -> None:
+    """Runs them in as many threads as there are processors: XLA compiles without holding Python's lock.
+
+    For compiling only. Whatever is compiled ahead (``jit(f).lower(...).compile()``) is there when ``f`` is called.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(action) for action in actions]:
+            done.result()
+
+
+def all_seconds(calls: Mapping[str, Call]) -> dict[str, float]:
+    """Each call's seconds, all compiled before the first is timed."""
+    side_by_side(call.compile for call in calls.values())
+    return {name: call.seconds() for name, call in calls.items()}
+
+
+def bandwidth(gigabytes: float) -> dict[str, float]:
+    """Bytes a second of reading (a maximum) and of copying (read plus write), on random data."""
+    size = int(gigabytes * 1e9 / 2)
+    x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(jax.random.key(0))
+    read, copy = jax.jit(lambda x: jnp.max(x)), jax.jit(lambda x: x + jnp.uint16(1))
+    return {"read": 2 * size / timed(lambda: read(x)), "copy": 4 * size / timed(lambda: copy(x))}
+
+
+def weight_bytes(lm: LM) -> int:
+    """Read in one step: everything but the embedding table, of which a step reads a row a token."""
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
+    return total if lm.config.tie_word_embeddings else total - lm.params["embed"].nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A whole ``generate``: the median of several by its seconds of decoding."""
+
+    prefill: float  # seconds
+    seconds: float  # of decoding
+    rounds: int  # of the row that took the most
+    tokens: list[list[int]]
+    totals: Totals
+
+    @property
+    def per_round(self) -> float:
+        return self.seconds / self.rounds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.totals.tokens / self.seconds
+
+
+def generations(lm: LM, prompts: list[list[int]], options: Mapping[str, dict], repeats: int = 3) -> dict[str, Run]:
+    """One ``generate`` for each set of options, all compiled before the first is timed."""
+    jobs = {name: generation.prepare(lm, prompts, Options(**given)) for name, given in options.items()}
+    distinct = {}  # by what programs depend on: values of arrays, such as a temperature, are not of it
+    for job in jobs.values():
+        kinds = jax.tree.map(jax.typeof, (job.drafter, job.request))
+        distinct[str((kinds, job.num_speculative_tokens, job.chunk))] = job
+    side_by_side(job.compile for job in distinct.values())
+    return {name: _run(lm, prompts, given, repeats) for name, given in options.items()}
+
+
+def _run(lm: LM, prompts: list[list[int]], options: dict, repeats: int) -> Run:
+    generation.warmup(lm, prompts, **options)  # the first run of a compiled program is slow too
+    results = [generation.generate(lm, prompts, **options) for _ in range(repeats)]
+    result = sorted(results, key=lambda result: result.seconds["decode"])[repeats // 2]
+    rounds = max(m.num_steps for m in result.metrics)
+    seconds = result.seconds
+    return Run(seconds["prefill"], seconds["decode"], rounds, result.tokens, Totals.of(result.metrics))

@@ -1,0 +1,105 @@
+"""The parts of a round, each by itself: calls of the target and the draft, in eight bits too, and the arithmetic."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax import random, requests, sampling
+from specjax.benchmark.case import Case
+from specjax.benchmark.measure import Call, all_seconds, weight_bytes
+from specjax.benchmark.table import Table
+from specjax.models import cache as kv
+from specjax.models import quantized
+from specjax.models.lm import LM
+from specjax.requests import Options
+from specjax.types import Draft
+from specjax.verify import VERIFIERS
+
+SETTINGS = {
+    "T = 0": dict(temperature=0.0),
+    "T = 1": dict(temperature=1.0),
+    "T = 0.8, top-p 0.9": dict(temperature=0.8, top_p=0.9),
+    "T = 0.8, top-k 50": dict(temperature=0.8, top_k=50),
+}
+
+
+def verify(case: Case, table: Table) -> None:
+    widths = range(1, case.num_speculative_tokens + 2)
+    calls = {f"target call, {width} tokens": _call(case, case.target, width) for width in widths}
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds, case.step_floor)
+
+
+def draft(case: Case, table: Table) -> None:
+    calls = {f"draft call, {width} tokens": _call(case, case.draft, width) for width in (1, 2)}
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds, case.draft_floor)
+
+
+def eight_bits(case: Case, table: Table) -> None:
+    """A plain step of the target, and the two-token call that a draft step is, in each way to store weights.
+
+    Raises:
+      ValueError: if the case's models are in eight bits already.
+    """
+    calls, floors = {}, {}
+    for what, lm, width, shares in (("target", case.target, 1, case.devices), ("draft", case.draft, 2, 1)):
+        for kind in (None, *quantized.KINDS):
+            small = lm.quantize(kind) if kind else lm
+            name = f"{what} call, {width} tokens, {kind or lm.dtype.name}"
+            calls[name] = _call(case, small, width)
+            floors[name] = weight_bytes(small) / shares / case.speed["read"]
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds, floors[name])
+
+
+def _call(case: Case, lm: LM, width: int) -> Call:
+    cache = lm.alloc_cache(case.batch, case.capacity)
+    cache = kv.with_lengths(cache, jnp.full(case.batch, case.prompt_length, jnp.int32))
+    tokens = jax.random.randint(jax.random.key(1), (case.batch, width), 0, lm.config.vocab_size)
+    return Call(_greedy, (lm, cache, tokens))
+
+
+@partial(jax.jit, static_argnames="count")
+def _greedy(lm: LM, cache: kv.KVCache, tokens: jax.Array, count: int) -> jax.Array:
+    """Calls on the same entries, each of the tokens that the last one ranked first."""
+
+    def body(_, carry):
+        cache, tokens = carry
+        out = lm(tokens, cache)
+        return out.cache, jnp.argmax(out.logits, axis=-1).astype(jnp.int32)
+
+    return lax.fori_loop(0, count, body, (cache, tokens))[1]
+
+
+def arithmetic(case: Case, table: Table) -> None:
+    """One round's transforms, softmax, acceptance and draws, on random logits."""
+    vocab, batch, size = case.target.config.vocab_size, case.batch, case.num_speculative_tokens
+    key = jax.random.key(2)
+    logits = 4 * jax.random.normal(key, (batch, size + 1, vocab))
+    tokens = jax.random.randint(key, (batch, size), 0, vocab)
+    calls = {}
+    for name, options in SETTINGS.items():
+        params = requests.sampling_params(Options(**options), batch, vocab)  # type: ignore[arg-type]
+        keys = random.request_keys(np.arange(batch))
+        calls[f"verification arithmetic, {name}"] = Call(_judge, (logits, tokens, params, keys))
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds)
+
+
+@partial(jax.jit, static_argnames="count")
+def _judge(logits: jax.Array, tokens: jax.Array, params: sampling.SamplingParams, keys: jax.Array, count: int):
+    batch = len(tokens)
+    lengths = jnp.full(batch, 8, jnp.int32)
+
+    def body(i, total):
+        context = sampling.Context(jnp.zeros((batch, 64), jnp.int32), lengths, lengths, sampling.chain_path(tokens))
+        p = sampling.distribution(logits + total[:, None, None] * 1e-9, params, context)
+        draft = Draft(tokens, jnp.ones_like(tokens, bool), p[:, :-1])
+        verdict = VERIFIERS["rejection"].verify(p, draft, keys, lengths + i)
+        return total + verdict.count + verdict.token
+
+    return lax.fori_loop(0, count, body, jnp.zeros(batch, jnp.int32))

@@ -1,0 +1,99 @@
+"""Whole runs of ``generate``: plain decoding, rounds of the draft model, of other drafters and of given trees."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import theory
+from specjax.benchmark.case import Case
+from specjax.benchmark.measure import Run, generations
+from specjax.benchmark.parts import SETTINGS
+from specjax.benchmark.table import Table
+from specjax.datastore import Datastore
+from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
+from specjax.timing import Given
+from specjax.topology import from_widths
+from specjax.types import Draft, Drafter
+
+
+def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)) -> dict[str, Run]:
+    """Plain decoding, then rounds of the draft model at each of ``settings``. Returns them by name, "plain" too."""
+    size, common = case.num_speculative_tokens, dict(max_new_tokens=case.max_new_tokens)
+    drafter = DraftModel(case.draft)
+    options = {
+        name: dict(drafter=drafter, num_speculative_tokens=size, **SETTINGS[name], **common) for name in settings
+    }
+    prompts = case.prompts()
+    runs = generations(case.target, prompts, {"plain": common, **options})
+    plain = runs["plain"]
+    right = plain.tokens[0] == case.planted_text(prompts[0], case.max_new_tokens)
+    table.add(
+        "plain decoding, a step",
+        plain.per_round,
+        case.step_floor,
+        f"{plain.tokens_per_second:.1f} tokens/s, prefill {plain.prefill * 1e3:.1f} ms, text right: {right}",
+        tokens_per_second=plain.tokens_per_second,
+    )
+    floor = size * case.draft_floor + case.step_floor
+    bound = theory.walltime_factor(case.alpha, size, case.draft_floor / case.step_floor)
+    for name in settings:
+        run = runs[name]
+        table.add(
+            f"round, {name}",
+            run.per_round,
+            floor,
+            f"{run.tokens_per_second:.1f} tokens/s, {run.totals.tokens_per_step:.2f} a round, "
+            f"{run.tokens_per_second / plain.tokens_per_second:.2f} x plain (theorem 3.8 at the floors: "
+            f"{bound:.2f}), same text: {run.tokens == plain.tokens}",
+            tokens_per_second=run.tokens_per_second,
+            tokens_per_round=run.totals.tokens_per_step,
+        )
+    return runs
+
+
+def drafters(case: Case, table: Table, corpus: int) -> None:
+    """What other drafters' machinery costs beside the target's call; ``corpus`` random tokens to retrieve from."""
+    rng = np.random.default_rng(case.seed + 1)
+    store = Datastore.build([rng.integers(0, case.target.config.vocab_size, corpus)])
+    cascade = "cascade, prompt lookup under the draft"
+    machinery: dict[str, Drafter] = {
+        "prompt lookup (no match)": PromptLookup(),
+        "prompt lookup, 1-token matches": PromptLookup(prompt_lookup_min=1),
+        f"retrieval from {corpus:,} tokens": Retrieval.over(store, retrieval_min=1),
+        "jacobi": Jacobi(),
+        cascade: Cascade(PromptLookup(), case.draft),
+    }
+    size = case.num_speculative_tokens
+    common = dict(num_speculative_tokens=size, max_new_tokens=case.max_new_tokens)
+    options = {name: dict(drafter=drafter, **common) for name, drafter in machinery.items()}
+    for name, run in generations(case.target, case.prompts(), options).items():
+        extra = size * case.draft_floor if name == cascade else 0.0
+        note = f"{run.totals.tokens_per_step:.2f} a round"
+        table.add(f"round, {name}", run.per_round, case.step_floor + extra, note)
+
+
+def trees(case: Case, table: Table) -> None:
+    """A round that keeps nothing of a given tree: the block, judging it, moving the path."""
+    vocab, options = case.target.config.vocab_size, {}
+    for widths in ((2, 1, 1, 1), (4, 1, 1, 1), (8, 1, 1, 1), (16, 1, 1, 1)):
+        drafter = _given_tree(widths, vocab, case.batch)
+        nodes = drafter.draft.tokens.shape[1]
+        common = dict(num_speculative_tokens=4, max_new_tokens=case.max_new_tokens)
+        options[f"round, tree of {nodes} nodes, point masses, T = 0"] = dict(drafter=drafter, **common)
+        sampled = drafter.draft._replace(probs=jax.nn.one_hot(drafter.draft.tokens, vocab))
+        options[f"round, tree of {nodes} nodes, sampled, T = 1"] = dict(
+            drafter=dataclasses.replace(drafter, draft=sampled), temperature=1.0, **common
+        )
+    for name, run in generations(case.target, case.prompts(), options).items():
+        table.add(name, run.per_round, case.step_floor)
+
+
+def _given_tree(widths: tuple[int, ...], vocab: int, batch: int) -> Given:
+    """A drafter that proposes random tokens in a tree of these widths, at no cost."""
+    topology = from_widths(widths)
+    size = len(topology.parents)
+    tokens = jax.random.randint(jax.random.key(3), (batch, size), 0, vocab)
+    parents = jnp.broadcast_to(jnp.array(topology.parents, jnp.int32), tokens.shape)
+    return Given(Draft(tokens, jnp.ones(tokens.shape, bool), None, parents), (size + 1,))

@@ -1,0 +1,167 @@
+"""The benchmark's modules at a shape small enough for any machine: what they report, not how fast it is."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from test_scripts import script
+
+from convert.llama import to_hf as to_hf_tensors
+from specjax import generate, theory
+from specjax.benchmark import latency, peers, plots, sweep
+from specjax.benchmark.case import Case
+from specjax.benchmark.peers import gpt_fast, weights
+from specjax.benchmark.rounds import rounds
+from specjax.benchmark.steady import Steady
+from specjax.benchmark.table import Table
+from specjax.drafters import DraftModel
+from specjax.generation import prepare
+from specjax.requests import Options
+from specjax.testing import count_traces
+
+
+@pytest.fixture(scope="module")
+def case():
+    size = dict(num_speculative_tokens=3, batch=1, prompt_length=16, max_new_tokens=40)
+    return Case.planted("tiny", "tiny", 0.7, "float32", {"read": 1e10, "copy": 1e10}, **size)
+
+
+@pytest.fixture(scope="module")
+def ours(case):
+    """Our own runs, and the table that has their rows."""
+    table = Table({"bandwidth": case.speed})
+    return rounds(case, table, ("T = 0", "T = 1")), table
+
+
+def test_rounds_write_the_planted_text(case, ours):
+    runs, table = ours
+    text = case.planted_text(case.prompts()[0], case.max_new_tokens)
+    assert all(run.tokens == [text] for run in runs.values())
+    assert [row["name"] for row in table.rows] == ["plain decoding, a step", "round, T = 0", "round, T = 1"]
+    assert runs["T = 0"].rounds < runs["plain"].rounds == case.max_new_tokens
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again(case):
+    """Compiling side by side is worth something only if the calls find it."""
+    drafter = DraftModel(case.draft)
+
+    def options(size):
+        return dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=8)
+
+    def steady(size):
+        return Steady.of(case.target, case.prompts(), drafter, size, 4, 128)
+
+    generate(case.target, case.prompts(), **options(1))  # the small programs around the large ones
+    steady(1).measure(repeats=1)
+    prepare(case.target, case.prompts(), Options(**options(2))).compile()
+    steady(2).compile()
+    with count_traces() as seen:
+        generate(case.target, case.prompts(), **options(2))
+        steady(2).measure(repeats=1)
+    assert seen.compiled == 0
+
+
+def test_steady_rounds_keep_what_theory_expects(case):
+    """Over many rows: 8 rows of 30 rounds, two standard errors being about 0.2 tokens."""
+    steady = Steady.of(case.target, case.prompts(8), DraftModel(case.draft), 3, 30, 192)
+    seconds, tokens = steady.measure(repeats=1)
+    assert seconds > 0 and abs(tokens - theory.expected_tokens(0.7, 3)) < 0.25
+    assert Steady.of(case.target, case.prompts(2), None, 0, 5, 128).measure(repeats=1)[1] == 1.0
+
+
+def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
+    table = Table({"bandwidth": case.speed}, tmp_path / "figures.json")
+    sweep.sweep(case, table, batches=(1, 2), sizes=(1, 2), check_alphas=(0.4,), rounds=3)
+    found = json.loads((tmp_path / "figures.json").read_text())["sweep"]
+    assert sweep.axes(found) == ([1, 2], [1, 2]) and len(found["checks"]) == 4 + 2
+    assert all(1 <= check["tokens"] <= check["size"] + 1 for check in found["checks"])
+    # With times of choice: a round of one token takes 1.5 plain steps, of two 2; at B = 2 nothing ever pays.
+    found["plain"] = {"1": 1.0, "2": 1.0}
+    found["points"] = [dict(batch=b, size=k, seconds=t) for b, k, t in ((1, 1, 1.5), (1, 2, 2), (2, 1, 3), (2, 2, 4))]
+    assert sweep.speedup(found, 1, 2, 0.5) == pytest.approx(1.75 / 2)
+    assert sweep.break_even(found, 1) == pytest.approx(0.501) and sweep.break_even(found, 2) is None
+    lines = sweep.markdown(found, (0.5, 1.0)).splitlines()
+    assert lines[2] == "| 1 | 1000.00 | 1500.00 | 2000.00 |"
+    assert lines[-2:] == [
+        "| 1 | 1.00 (K = 1) | 1.50 (K = 2) | 0.50 |",
+        "| 2 | 0.50 (K = 1) | 0.75 (K = 2) | none |",
+    ]
+    eight = [{**point, "batch": 8, "seconds": 1.1 * point["seconds"]} for point in found["points"][:2]]
+    grown = {**found, "plain": {"1": 1.0, "2": 1.0, "8": 1.05}, "points": found["points"] + eight}
+    assert "| 8 over 1 | 1.05 | 1.10 | 1.10 |" in sweep.markdown(grown, (0.5,)).splitlines()
+    (tmp_path / "figures.json").write_text(json.dumps({**table.about, "rows": table.rows, "sweep": found}))
+    capsys.readouterr()
+    args = [str(tmp_path / "figures.json"), "--png", str(tmp_path / "pictures"), "--alphas", "0.5", "0.9"]
+    assert script("plot_benchmark").main(args) == 0
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"sweep-speedup.png", "sweep-times.png"}
+
+
+def test_every_row_with_a_floor_is_in_the_picture(ours):
+    _, table = ours
+    without = {"name": "prefill", "ms": 1.0, "floor_ms": None, "note": "some"}
+    (chart,) = plots.charts({"rows": [*table.rows, without], "bandwidth": {"read": 1e10}})
+    assert [row[0] for row in chart.rows] == [row["name"] for row in table.rows]
+
+
+def test_latency_rows(case):
+    table = Table({})
+    latency.latency(case, table, lengths=(70, 130), chunks=(64,))
+    names = [row["name"] for row in table.rows]
+    assert names[0] == "prompt of 70, target's prefill" and names[-1] == "prompt of 130, first round, chunks of 64"
+    assert table.rows[1]["first_tokens_ms"] == pytest.approx(table.rows[0]["ms"] + table.rows[1]["ms"])
+
+
+def test_transformers_decodes_the_same_weights(case, ours):
+    runs, _ = ours
+    table = Table({})
+    (peer,) = peers.load(["transformers"], None)
+    peers.compare(peer, case, table, runs, repeats=1)
+    step, round = table.rows
+    assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
+    # Its rounds are ours; the first of them is not in the time, nor is the last whole.
+    assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.4)
+
+
+@pytest.mark.skipif("GPT_FAST" not in os.environ, reason="names a checkout of gpt-fast, at commit 091515a")
+def test_gpt_fast_decodes_the_same_weights(case, ours):
+    runs, _ = ours
+    table = Table({})
+    (peer,) = peers.load(["gpt-fast"], os.environ["GPT_FAST"])
+    peers.compare(peer, case, table, runs, repeats=1)
+    step, round = table.rows
+    assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
+    assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.2)
+
+
+def test_gpt_fast_gets_every_tensor_under_its_own_name(case):
+    names = {gpt_fast._renamed(name) for name in weights.tensors(case.target)}
+    layer = ("attention.wq", "attention.wk", "attention.wv", "attention.wo", "attention_norm")
+    layer += ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "ffn_norm")
+    whole = {"tok_embeddings.weight", "norm.weight", "output.weight"}
+    assert names == whole | {f"layers.{i}.{part}.weight" for i in range(2) for part in layer}
+
+
+def test_tensors_are_the_weights_themselves(case):
+    """No copy of a large model, but for q, k and v, which lie interleaved."""
+    found = weights.tensors(case.target)
+    leaf = case.target.params["layers"]["1"]["mlp"]["down"]["weight"]
+    assert found["model.layers.1.mlp.down_proj.weight"].data_ptr() == leaf.unsafe_buffer_pointer()
+    given = to_hf_tensors(case.target.config, case.target.params)
+    assert set(given) == set(found)
+    for name, array in given.items():
+        assert np.array_equal(found[name].numpy(), array), name
+
+
+def test_missing_peers_are_refused_before_any_work(tmp_path, capsys, monkeypatch):
+    benchmark = script("benchmark")
+    monkeypatch.setattr(benchmark.measure, "bandwidth", None)  # not to be reached
+    for args, says in (
+        (["--peers", "gpt-fast"], "needs --gpt-fast FOLDER"),
+        (["--peers", "gpt-fast", "--gpt-fast", str(tmp_path)], "holds no model.py"),
+        (["--gpt-fast", str(tmp_path)], "only with --peers gpt-fast"),
+        (["--peers", "transformers", "--batch", "2"], "one request"),
+    ):
+        assert benchmark.main(["--target", "tiny", "--draft", "tiny", *args]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and says in err and err.count("\n") == 1
