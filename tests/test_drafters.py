@@ -210,3 +210,16 @@ def test_random_drafts_are_uniform_over_what_the_filters_leave():
     assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)  # p = q
     rate = specjax.generate(lm, [[1]] * 64, drafter=RandomDraft(), num_speculative_tokens=1, max_new_tokens=20).metrics
     assert 0.05 < sum(m.num_accepted_tokens for m in rate) / sum(m.num_draft_tokens for m in rate) < 0.2  # 1/8
+
+
+@pytest.mark.parametrize("chunk", [7, 90, 10_000])
+def test_a_draft_reads_a_prompt_in_chunks_of_any_size(chunk):
+    """The last chunk starts early, where the cache ends: nothing is fed past it, and nothing is left out."""
+    lm = tiny_lm(0)
+    prompts = [[i % 50 for i in range(size)] for size in (100, 3, 63)]
+    options = dict(num_speculative_tokens=3, max_new_tokens=9, temperature=1.0)
+    for make in (DraftModel, lambda lm, prefill_chunk: TreeModel(lm, (2, 1, 1), prefill_chunk=prefill_chunk)):
+        drafter = make(noisy_twin(lm, 0.1), prefill_chunk=chunk)
+        whole = specjax.generate(lm, prompts, drafter=make(noisy_twin(lm, 0.1), prefill_chunk=128), **options)
+        out = specjax.generate(lm, prompts, drafter=drafter, **options)
+        assert out.tokens == whole.tokens and out.metrics == whole.metrics

@@ -37,10 +37,10 @@ def test_b97_the_report_is_what_is_allocated(drafting, batch):
 
 def test_b97_a_drafts_cache_has_the_drafts_own_shape():
     target, draft = model(0, layers=4, heads=4, kv_heads=2), model(1, layers=1, heads=2, kv_heads=1)
-    found = memory.report(target, [[1]], drafter=drafters.DraftModel(draft, prefill_chunk=64), capacity=512)
+    found = memory.report(target, [[1]], drafter=drafters.DraftModel(draft), capacity=512)
     entry = 2 * 16 * 4  # a key and a value of one head, in float32
     assert found["target_cache"] == pytest.approx(512 * 4 * 2 * entry, abs=4)
-    assert found["draft_state"] == pytest.approx((512 + 64) * 1 * 1 * entry, abs=4)
+    assert found["draft_state"] == pytest.approx(512 * 1 * 1 * entry, abs=4)
     assert found["draft_weights"] == sum(x.nbytes for x in jax.tree.leaves(draft))
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.drafters.grow import ChainOrTree, Level, Tree
+from specjax.drafters.prefill import chunk_size
 from specjax.drafters.sampled import draw_chain, spreading
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
@@ -45,7 +46,7 @@ class Eagle(ChainOrTree):
       tokens: i32[D], the target's id of each token that the head can draft; None: all, as they are.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
-      prefill_chunk: tokens fed at a time when the head is behind.
+      prefill_chunk: tokens fed at a time when the head is behind; None: 512, on a CPU 64.
       embed: [V, H], where the head has an embedding of its own; None: the target's.
     """
 
@@ -54,7 +55,7 @@ class Eagle(ChainOrTree):
     tokens: jax.Array | None
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
-    prefill_chunk: int = 64
+    prefill_chunk: int | None = None
     embed: jax.Array | None = None
 
     def taps(self, target: LM) -> tuple[int, ...]:
@@ -138,7 +139,7 @@ class Eagle(ChainOrTree):
         """Makes every active row of at least two tokens ready."""
         head = self._head()
         last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
-        size = min(self.prefill_chunk, last)
+        size = min(chunk_size(self.prefill_chunk), last)
 
         def behind(own: EagleState):
             return jnp.any(_lags(own, state))

@@ -28,12 +28,13 @@ class DraftModel(Chain):
     Args:
       lm: the draft model.
       temperature: replaces the request's while drafting. 0 drafts greedily, and then q is one-hot, as it must be.
-      prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause.
+      prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause; None:
+        512, on a CPU 64.
     """
 
     lm: LM
     temperature: float | None = None
-    prefill_chunk: int = 64
+    prefill_chunk: int | None = None
 
     def __post_init__(self):
         check_temperature(self.temperature)
@@ -43,7 +44,7 @@ class DraftModel(Chain):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target, num_speculative_tokens
-        return DraftState(self.lm.alloc_cache(batch, capacity + self.prefill_chunk))
+        return DraftState(self.lm.alloc_cache(batch, capacity))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -10,19 +10,24 @@ from specjax.models.lm import LM
 from specjax.types import DecodeState
 
 
-def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int) -> KVCache:
-    """Feeds committed tokens, ``chunk`` at a time, until each active row's cache holds ``wanted`` i32[B] of them.
+def chunk_size(asked: int | None) -> int:
+    """Tokens fed at a time: a CPU pays for padding, a GPU wants large products."""
+    return asked or (64 if jax.default_backend() == "cpu" else 512)
 
-    The cache needs room for ``chunk`` tokens past the longest row.
-    """
+
+def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
+    """Feeds committed tokens, a chunk at a time, until each active row's cache holds ``wanted`` i32[B] of them."""
+    size = min(chunk_size(chunk), cache.capacity)
 
     def behind(cache: KVCache):
         return jnp.any(state.active & (cache.lengths < wanted))
 
     def feed(cache: KVCache) -> KVCache:
-        index = cache.lengths[:, None] + jnp.arange(chunk)
+        starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are made once more
+        index = starts[:, None] + jnp.arange(size)
         tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
-        out = lm(tokens, cache, with_logits=False)
-        return kv.with_lengths(out.cache, jnp.minimum(cache.lengths + chunk, jnp.maximum(wanted, cache.lengths)))
+        out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
+        reached = jnp.minimum(starts + size, wanted)
+        return kv.with_lengths(out.cache, jnp.maximum(reached, cache.lengths))
 
     return lax.while_loop(behind, feed, cache)
