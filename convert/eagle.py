@@ -1,11 +1,13 @@
-"""EAGLE-3 heads as they are published: a folder of ``config.json`` and safetensors, by a closed table of names.
+"""EAGLE heads as they are published: a folder of ``config.json`` and safetensors, by a closed table of names.
 
-The layer's tensors are named ``midlayer.*``, or ``layers.0.*`` by some trainers. ``d2t`` holds, for each token that the
-head drafts, how far the target's id lies above its own.
+EAGLE-3's layer is named ``midlayer.*``, or ``layers.0.*`` by some trainers; ``d2t`` holds, for each token that the head
+drafts, how far the target's id lies above its own. A config without ``draft_vocab_size`` is that of an EAGLE or EAGLE-2
+head, which has one layer without a first norm, and the target's own output head.
 """
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,16 +17,25 @@ from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
 from convert.source import read_json
 from specjax.config import from_hf
 from specjax.drafters.eagle import Eagle
-from specjax.models import eagle, modules
+from specjax.models import modules
 from specjax.models.eagle import EagleConfig
+from specjax.models.eagle1 import Eagle1Config
 from specjax.models.lm import LM
 
 LAYER = "midlayer"
 
 
-def table(config: EagleConfig) -> dict[str, Part]:
+def table(config: EagleConfig | Eagle1Config) -> dict[str, Part]:
     """Every tensor of weights by its name, and its place in the head's tree."""
     c, size = config.layer, config.layer.hidden_size
+    if isinstance(config, Eagle1Config):
+        bias = {"fc.bias": whole(("fuse", "bias"), size)} if config.bias else {}
+        return {
+            "fc.weight": whole(("fuse", "weight"), size, 2 * size),
+            **bias,
+            f"{LAYER}.post_attention_layernorm.weight": norm("mlp_norm", size),
+            **sublayers(c, LAYER, (), size),
+        }
     return {
         "fc.weight": whole(("fuse", "weight"), size, len(config.taps) * size),
         f"{LAYER}.input_layernorm.weight": norm("embed_norm", size),
@@ -53,9 +64,10 @@ def load(folder: str | Path, target: LM) -> Eagle:
     config = read_config(folder, target)
     size = config.layer.vocab_size
     sheet = Sheet(table(config), name_of=str)
-    shapes = modules.structure(eagle.Eagle, config)[1]
+    shapes = modules.structure(config.module, config)[1]
     filler = Filler(sheet, shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
-    tokens, known, embed = np.arange(size), None, None
+    tokens: Any = np.arange(size)
+    known, embed = None, None
     for name, array in safetensors.open_checkpoint(folder):
         key = name.removeprefix("model.").replace("layers.0.", f"{LAYER}.", 1)
         if key == "d2t":
@@ -75,16 +87,20 @@ def load(folder: str | Path, target: LM) -> Eagle:
         sheet.problems.append(
             f"misshapen: embed_tokens.weight is {list(embed.shape)}, expected {[vocab, config.layer.hidden_size]}"
         )
-    return Eagle(config, filler.finish(), jnp.asarray(tokens, jnp.int32), embed=embed)
+    params = filler.finish()
+    if isinstance(config, Eagle1Config):
+        return Eagle(config, {**params, "lm_head": target.head_table()}, None, embed=embed)
+    return Eagle(config, params, jnp.asarray(tokens, jnp.int32), embed=embed)
 
 
-def read_config(folder: Path, target: LM) -> EagleConfig:
+def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
     """From ``config.json``. Raises as :func:`load`."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
     hf = read_json(path)
-    own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size")}
+    third = "draft_vocab_size" in hf
+    own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size", "bias")}
     layer = from_hf(hf)
     depth, hidden = target.config.num_hidden_layers, own["target_hidden_size"] or layer.hidden_size
     if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
@@ -92,6 +108,13 @@ def read_config(folder: Path, target: LM) -> EagleConfig:
             f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
             f"layers of width {layer.hidden_size} for a target of width {hidden}"
         )
+    if not third:
+        if layer.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"{path}: a head of {layer.vocab_size} tokens drafts with the target's output head, which has "
+                f"{target.config.vocab_size}"
+            )
+        return Eagle1Config(layer, own["bias"] is not False)
     taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)
     layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
     return EagleConfig(layer, tuple(taps))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in the layout that is published."""
+"""EAGLE heads in the layouts that are published."""
 
 import dataclasses
 import json
@@ -11,7 +11,10 @@ from test_eagle import CONFIG, TARGET, TOKENS, draft_of, perfect_pair, random_he
 
 import specjax
 from convert import eagle
-from specjax.drafters import files
+from specjax.drafters import Eagle, files
+from specjax.models import modules
+from specjax.models.eagle1 import Eagle1Config
+from specjax.testing import tiny_lm
 
 
 def publish(folder, drafter, target, change=lambda tensors: None, **config):
@@ -23,9 +26,11 @@ def publish(folder, drafter, target, change=lambda tensors: None, **config):
         for key in part.path:
             leaf = leaf[key]
         tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
-    tokens = np.asarray(drafter.tokens)
-    tensors["d2t"] = tokens - np.arange(len(tokens))
-    tensors["t2d"] = np.isin(np.arange(target.config.vocab_size), tokens)
+    first = drafter.tokens is None
+    if not first:
+        tokens = np.asarray(drafter.tokens)
+        tensors["d2t"] = tokens - np.arange(len(tokens))
+        tensors["t2d"] = np.isin(np.arange(target.config.vocab_size), tokens)
     change(tensors)
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -33,9 +38,12 @@ def publish(folder, drafter, target, change=lambda tensors: None, **config):
         "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
         "max_position_embeddings rms_norm_eps rope_theta"
     ).split()
-    hf = {name: getattr(c, name) for name in names} | {"model_type": "llama", "draft_vocab_size": len(tokens)}
+    hf = {name: getattr(c, name) for name in names} | {"model_type": "llama"}
     hf |= {"vocab_size": target.config.vocab_size, "architectures": ["LlamaForCausalLMEagle3"]}
-    hf |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(drafter.config.taps)}, **config}
+    if not first:
+        hf |= {"draft_vocab_size": len(tokens)}
+        hf |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(drafter.config.taps)}}
+    hf |= config
     (folder / "config.json").write_text(json.dumps(hf))
     return folder
 
@@ -59,6 +67,26 @@ def test_b84_a_published_head_drafts_as_it_did(tmp_path, change):
     assert back.config.taps == CONFIG.taps and np.array_equal(back.tokens, TOKENS)
     a, b = run(drafter), run(back)
     assert a.tokens == b.tokens and a.metrics == b.metrics
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_published_head_of_the_first_eagle_drafts_as_it_did(tmp_path, bias):
+    """It has no output head of its own and drafts every token of the target's."""
+    config = Eagle1Config(dataclasses.replace(CONFIG.layer, vocab_size=12), bias)
+    params = modules.init(config.module, config, 0)
+    drafter = Eagle(config, {**params, "lm_head": TARGET.head_table()}, None)
+
+    def rename(tensors):
+        for name in [name for name in tensors if name.startswith("midlayer.")]:
+            tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+
+    back = files.load(publish(tmp_path / "head", drafter, TARGET, rename, **({} if bias else {"bias": False})), TARGET)
+    assert back.config.bias == bias and back.tokens is None
+    a, b = run(drafter), run(back)
+    assert a.tokens == b.tokens and a.metrics == b.metrics
+    other = tiny_lm(0, vocab_size=13)
+    with pytest.raises(ValueError, match="a head of 12 tokens drafts with the target's output head, which has 13"):
+        files.load(tmp_path / "head", other)
 
 
 def test_b84_a_published_perfect_head_is_never_refused(tmp_path):

@@ -94,7 +94,8 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
     """A trained drafter for ``target``, in the target's dtype.
 
     Args:
-      name_or_path: one of :func:`shipped`, a file that :func:`save` wrote, or the folder of a published EAGLE-3 head.
+      name_or_path: one of :func:`shipped`, a file that :func:`save` wrote, or the folder of a published EAGLE or Medusa
+        head.
       target: the model it was trained for.
 
     Raises:
@@ -104,7 +105,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
     from safetensors.numpy import load_file
 
     if Path(name_or_path).is_dir():
-        from convert import eagle as published  # it makes drafters, so it can't be imported before them
+        from convert import published  # it makes drafters, so it can't be imported before them
 
         return published.load(name_or_path, target)
     head, path = read_about(name_or_path), _locate(name_or_path)

@@ -36,14 +36,14 @@ class Medusa(ChainOrTree):
     Args:
       config: the heads' shape.
       params: their weights, the tree of ``modules.structure(models.medusa.Medusa, config)``.
-      tokens: i32[D], the target's id of each token that they can draft.
+      tokens: i32[D], the target's id of each token that they can draft; None: all, as they are.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
     """
 
     config: MedusaConfig
     params: dict
-    tokens: jax.Array
+    tokens: jax.Array | None
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 

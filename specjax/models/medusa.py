@@ -20,12 +20,14 @@ class MedusaConfig:
       vocab_size: tokens that they can draft.
       num_heads: of them; as many tokens are drafted at most.
       num_layers: residual blocks of each.
+      own_heads: whether each has an output head of its own, as in Medusa's own checkpoints; else they share one.
     """
 
     hidden_size: int
     vocab_size: int
     num_heads: int = 4
     num_layers: int = 1
+    own_heads: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_dict` is its inverse."""
@@ -37,7 +39,7 @@ class MedusaConfig:
 
 
 class Medusa(nnx.Module):
-    """Residual blocks for each head, and one output head for all of them."""
+    """Residual blocks for each head, and an output head for each or for all of them."""
 
     def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         size = config.hidden_size
@@ -46,7 +48,9 @@ class Medusa(nnx.Module):
             return llama.Linear((size,), size, True, rngs=rngs, dtype=dtype)
 
         self.heads = nnx.List([nnx.List([block() for _ in range(config.num_layers)]) for _ in range(config.num_heads)])
-        self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (config.vocab_size, size), dtype) * size**-0.5)
+        self.own_heads = config.own_heads
+        shape = (*((config.num_heads,) if config.own_heads else ()), config.vocab_size, size)
+        self.lm_head = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * size**-0.5)
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
         """The target's hidden states [B, T, H], after its norm, to each head's: [B, T, heads, H]."""
@@ -59,5 +63,9 @@ class Medusa(nnx.Module):
         return jnp.stack(states, axis=2)
 
     def head(self, states: jax.Array) -> jax.Array:
-        """Those to float32 logits over the tokens that can be drafted: [..., H] to [..., D]."""
-        return llama.product(states, self.lm_head[...], jnp.float32)
+        """Those to float32 logits over the tokens that can be drafted: [..., heads, H] to [..., heads, D]."""
+        table = self.lm_head[...]
+        if not self.own_heads:
+            return llama.product(states, table, jnp.float32)
+        each = [llama.product(states[..., i, :], own, jnp.float32) for i, own in enumerate(table)]
+        return jnp.stack(each, axis=-2)

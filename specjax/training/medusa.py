@@ -47,10 +47,10 @@ class MedusaObjective:
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens)
         params = jax.tree.map(lambda x: x.astype(target.dtype), params)
         module = modules.merge(medusa.Medusa, self.config, {**params, "lm_head": self.lm_head})
-        states = module(out.hidden)  # [B, T, heads, H]
+        logits = module.head(module(out.hidden))  # [B, T, heads, D]
         terms = []
         for i in range(self.config.num_heads):  # from token t it says what follows token t + 1 + i
-            log_q = jax.nn.log_softmax(module.head(states[:, : -1 - i, i]), axis=-1)
+            log_q = jax.nn.log_softmax(logits[:, : -1 - i, i], axis=-1)
             terms.append(lesson.after(1 + i).terms(self.loss, log_q))
         return combined(terms, self.decay ** jnp.arange(self.config.num_heads))
 

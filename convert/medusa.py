@@ -1,0 +1,53 @@
+"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head.safetensors``, by a closed table of names.
+
+Head i is ``i.0`` to ``i.L-1``, its residual blocks, and ``i.L``, an output head of its own.
+"""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from convert import safetensors
+from convert.llama import Filler, Part, Sheet, whole
+from convert.source import read_json
+from specjax.drafters.medusa import Medusa
+from specjax.models import medusa, modules
+from specjax.models.lm import LM
+from specjax.models.medusa import MedusaConfig
+
+FILE = "medusa_lm_head.safetensors"
+
+
+def table(config: MedusaConfig) -> dict[str, Part]:
+    """Every tensor by its name, and its place in the heads' tree."""
+    size, vocab, last = config.hidden_size, config.vocab_size, config.num_layers
+    parts = {}
+    for i in range(config.num_heads):
+        for j in range(last):
+            path = ("heads", str(i), str(j))
+            parts[f"{i}.{j}.linear.weight"] = whole((*path, "weight"), size, size)
+            parts[f"{i}.{j}.linear.bias"] = whole((*path, "bias"), size)
+        parts[f"{i}.{last}.weight"] = Part(("lm_head",), (vocab, size), (config.num_heads, vocab, size), (i,))
+    return parts
+
+
+def load(folder: str | Path, target: LM) -> Medusa:
+    """The drafter of published heads, in the target's dtype.
+
+    Args:
+      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' safetensors.
+      target: the model they were trained for.
+
+    Raises:
+      FileNotFoundError: no such files.
+      ValueError: one error that lists every tensor which is unknown, missing or misshapen.
+    """
+    folder = Path(folder)
+    hf, c = read_json(folder / "config.json"), target.config
+    config = MedusaConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], hf.get("medusa_num_layers", 1), True)
+    shapes = modules.structure(medusa.Medusa, config)[1]
+    filler = Filler(Sheet(table(config), name_of=str), shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
+    file = folder / FILE
+    for name, array in safetensors.open_checkpoint(file if file.is_file() else folder):
+        filler.take(name.removeprefix("medusa_head."), array)
+    return Medusa(config, filler.finish(), None)

@@ -1,0 +1,77 @@
+"""Medusa's heads in the layout that is published."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import specjax
+from convert import medusa
+from specjax.drafters import Medusa, files
+from specjax.models import modules
+from specjax.models.medusa import Medusa as Module
+from specjax.models.medusa import MedusaConfig
+from specjax.testing import tiny_lm
+
+TARGET = tiny_lm(2, vocab_size=12, std=0.5)
+CONFIG = MedusaConfig(32, 12, num_heads=3, num_layers=2, own_heads=True)
+HEADS = Medusa(CONFIG, modules.init(Module, CONFIG, 0), None)
+
+
+def publish(folder, change=lambda tensors: None, **config):
+    """Writes the heads as others would."""
+    tensors = {}
+    for name, part in medusa.table(CONFIG).items():
+        leaf = HEADS.params
+        for key in part.path:
+            leaf = leaf[key]
+        tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
+    change(tensors)
+    folder.mkdir()
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    about = {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "someone/model", **config}
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def prefix(tensors):
+    for name in list(tensors):
+        tensors[f"medusa_head.{name}"] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("change", [lambda tensors: None, prefix], ids=["plain", "prefixed"])
+def test_published_heads_draft_as_they_did(tmp_path, change):
+    back = files.load(publish(tmp_path / "heads", change), TARGET)
+    assert back.config == CONFIG
+    options = dict(num_speculative_tokens=3, max_new_tokens=16, temperature=1.0)
+    a, b = (specjax.generate(TARGET, [[1, 2, 3], [4]], drafter=d, **options) for d in (HEADS, back))
+    assert a.tokens == b.tokens and a.metrics == b.metrics
+
+
+def test_each_head_answers_with_its_own_table():
+    hidden = jnp.linspace(-1, 1, 64).reshape(1, 2, 32)
+    module = modules.merge(Module, CONFIG, HEADS.params)
+    logits = module.head(module(hidden))  # [1, 2, heads, D]
+    for i, table in enumerate(HEADS.params["lm_head"]):
+        np.testing.assert_allclose(logits[:, :, i], module(hidden)[:, :, i] @ table.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change, config, says",
+    [
+        (lambda t: t.pop("1.0.linear.bias"), {}, r"missing: 1.0.linear.bias \[32\]"),
+        (lambda t: t.update({"3.0.weight": np.zeros(3, np.float32)}), {}, r"unexpected: 3.0.weight \[3\]"),
+        (lambda t: t.update({"2.2.weight": np.zeros((9, 32), np.float32)}), {}, r"2.2.weight is \[9, 32\]"),
+        (lambda t: None, {"medusa_num_heads": 2}, r"unexpected: 2.0.linear"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(tmp_path, change, config, says):
+    with pytest.raises(ValueError, match=says):
+        files.load(publish(tmp_path / "heads", change, **config), TARGET)
+
+
+def test_a_folder_without_a_config_is_no_head(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no config.json, so it is no trained head"):
+        files.load(tmp_path, TARGET)
