@@ -24,7 +24,7 @@ import specjax
 from specjax import parallel, random, sampling, theory
 from specjax.config import PRESETS
 from specjax.datastore import Datastore
-from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
+from specjax.drafters import Cascade, DraftModel, Jacobi, Lookahead, PromptLookup, Retrieval
 from specjax.metrics import Totals
 from specjax.models import cache as kv
 from specjax.models.quantized import KINDS
@@ -236,6 +236,7 @@ def main() -> None:
             "prompt lookup, 1-token matches": (PromptLookup(prompt_lookup_min=1), 0.0),
             f"retrieval from {args.corpus:,} tokens": (Retrieval.over(corpus, retrieval_min=1), 0.0),
             "jacobi": (Jacobi(), 0.0),
+            "lookahead, window 8": (Lookahead(), 0.0),
             "cascade, prompt lookup under the draft": (Cascade(PromptLookup(), draft), size * draft_floor),
         }
         for name, (drafter, extra) in machinery.items():

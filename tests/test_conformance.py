@@ -45,6 +45,9 @@ DRAFTERS = {
     "oracle": drafters.Oracle.of([p + [1, 1, 3, 0, 2, 2, 0, 1, 3] for p in testing.checks.PROMPTS]),
     "retrieval": drafters.Retrieval.over(Datastore.build(CORPUS), retrieval_max=3, retrieval_min=1),
     "jacobi": drafters.Jacobi(),
+    "lookahead": drafters.Lookahead(window=2, guesses=2, slots=6),
+    "lookup, else lookahead": drafters.FirstOf(PromptLookup(), drafters.Lookahead(window=2, guesses=3, slots=9)),
+    "cascade over lookahead": drafters.Cascade(drafters.Lookahead(3, 2, 8), TWIN.lm, 2, prefill_chunk=4),
     "cascade": drafters.Cascade(PromptLookup(prompt_lookup_min=1), TWIN.lm, 2, prefill_chunk=4),
     "cascade of three models": drafters.Cascade(
         drafters.Cascade(drafters.RandomDraft(), SELF.lm, 1, prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4
@@ -72,6 +75,7 @@ DRAFTERS = {
 TREES = [d for d, drafter in DRAFTERS.items() if drafter.widths(3)[-1] > 4]
 TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
+HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()
 # By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of

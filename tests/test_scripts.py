@@ -153,6 +153,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--adaptive", "cost"], "--adaptive cost needs --draft-cost"),
         (["--gamma-min", "2"], "--gamma-min is used only with --adaptive entropy"),
         (["--adaptive", "heuristic", "--drafter", "jacobi"], "nothing to choose"),
+        (["--adaptive", "heuristic", "--drafter", "lookahead"], "nothing to choose"),
     ],
 )
 def test_flags_that_do_not_go_together(capsys, args, says):

@@ -273,7 +273,7 @@ def check_proposal(trial: Trial) -> None:
         assert draft.parents.shape == shape and draft.parents.dtype == jnp.int32, f"{trial}: parents must be i32[B, N]"
         parents = np.asarray(draft.parents)
         assert ((parents >= 0) & (parents <= np.arange(shape[1]))).all(), f"{trial}: a node stands before its parent"
-        depth = int(tree.of(draft).depth.max())
+        depth = int((tree.of(draft).depth[:, 1:] * draft.valid).max())
         assert depth <= size, f"{trial}: a tree {depth} deep, but K is {size}"
     tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
     assert ((tokens >= 0) & (tokens < vocab))[valid].all(), f"{trial}: a drafted token is outside the vocabulary"
