@@ -188,14 +188,14 @@ def test_lookahead_finds_what_follows_every_token_it_has_guessed():
 
 
 def test_lookahead_remembers_each_ngram_once_and_proposes_the_latest():
-    drafter = Lookahead(window=2, guesses=2, slots=4)
-    pool, at = jnp.full((4, 3), -1), jnp.int32(0)
+    drafter = Lookahead(window=2, guesses=3, slots=6)
+    pool, at = jnp.full((6, 3), -1), jnp.int32(0)
     for new in ([[1, 2, 3], [1, 2, 4]], [[1, 2, 3], [1, 5, 6]], [[9, 9, 9], [9, 9, 9]]):
         pool, at = drafter.remember(pool, at, jnp.array(new))
         ngrams, found = drafter.matches(pool, at, jnp.int32(1))
-    assert ngrams.tolist() == [[5, 6], [2, 3]] and found.tolist() == [True, True]
-    assert pool.tolist() == [[-1] * 3, [9] * 3, [1, 2, 3], [1, 5, 6]]
-    assert drafter.matches(pool, at, jnp.int32(2))[1].tolist() == [False, False]
+    assert ngrams.tolist() == [[5, 6], [2, 3], [2, 4]] and found.all()
+    assert pool.tolist() == [[-1] * 3, [1, 2, 4], [1, 2, 3], [1, 5, 6], [-1] * 3, [9] * 3]
+    assert not drafter.matches(pool, at, jnp.int32(2))[1].any()
     for bad in (dict(window=0), dict(guesses=1.5), dict(slots=7)):
         with pytest.raises(ValueError, match="lookahead needs"):
             Lookahead(**bad)
@@ -203,20 +203,20 @@ def test_lookahead_remembers_each_ngram_once_and_proposes_the_latest():
 
 def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
     """Each column sees the oldest guesses up to its own and then itself, whatever else is in the block."""
+    prompts = np.random.default_rng(0).integers(0, 8, (4, 11)).tolist()
+    drafter = Lookahead(window=5, guesses=2)
     job = specjax.generation.prepare(
-        DEEP, ROWS, specjax.Options(drafter=Lookahead(window=3, guesses=2), num_speculative_tokens=2, max_new_tokens=9)
+        DEEP, prompts, specjax.Options(drafter=drafter, num_speculative_tokens=2, max_new_tokens=9)
     )
     before = job.start(job.request)
     draft, _ = jax.jit(Lookahead.propose, static_argnums=(0, 4))(job.drafter, job.lm, before, before.key, 2)
     after = specjax.decode.round(job.lm, job.drafter, job.verifier, 2, before)[0]
-    for row, prompt in enumerate(ROWS):
-        oldest, newest = np.asarray(draft.tokens[row, :6]).reshape(2, 3)
-        answers = [
-            specjax.generate(DEEP, [[*prompt, *oldest[: j + 1], newest[j]]], max_new_tokens=1).tokens[0][0]
-            for j in range(3)
-        ]
+    for row, prompt in enumerate(prompts):
+        oldest, newest = np.asarray(draft.tokens[row, :10]).reshape(2, 5)
+        paths = [[*prompt, *oldest[: j + 1], newest[j]] for j in range(5)]
+        answers = [new[0] for new in specjax.generate(DEEP, paths, max_new_tokens=1).tokens]
         assert after.drafter.window[row].tolist() == [newest.tolist(), answers]
-        assert set(map(tuple, after.drafter.pool[row, :3].tolist())) - {(-1,) * 3} == {
+        assert set(map(tuple, after.drafter.pool[row, :5].tolist())) - {(-1,) * 3} == {
             (*pair, answer) for *pair, answer in zip(oldest.tolist(), newest.tolist(), answers, strict=True)
         }
 
