@@ -82,6 +82,7 @@ VERIFIERS = testing.lossless_verifiers()
 # the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow).
 CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")}
 CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("tree", "rejection")}
+SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy", "tree, replaced")
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
 
@@ -143,7 +144,7 @@ def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
         assert places == set(range(one.num_speculative_tokens + 1)), "stop tokens must fall on every slot of a block"
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree", "lookahead"}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless(SEEN, DRAFTERS))
 def test_coupled_is_plain_token_for_token_under_sampling(drafter):
     testing.check_same_as_plain(trial(drafter, "coupled"), greedy=False)
 
@@ -163,7 +164,7 @@ def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree", "lookahead", *OWN_ARGUMENT}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless({*SEEN, *OWN_ARGUMENT}, DRAFTERS))
 def test_proposals_are_well_formed(drafter):
     testing.check_proposal(trial(drafter, "rejection"))
 
