@@ -24,11 +24,11 @@ import specjax
 from specjax import parallel, random, sampling, theory
 from specjax.config import PRESETS
 from specjax.datastore import Datastore
-from specjax.drafters import Cascade, DraftModel, Jacobi, Lookahead, PromptLookup, Retrieval
+from specjax.drafters import Cascade, DraftModel, Jacobi, LayerSkip, Lookahead, PromptLookup, Retrieval
 from specjax.metrics import Totals
 from specjax.models import cache as kv
 from specjax.models.quantized import KINDS
-from specjax.testing import planted_pair
+from specjax.testing import planted_exit, planted_pair
 from specjax.timing import Given
 from specjax.topology import from_widths
 from specjax.types import Draft
@@ -61,6 +61,12 @@ def weight_bytes(lm: specjax.LM) -> int:
     """Read in one step: everything but the embedding table, of which a step reads a row a token."""
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
     return total if lm.config.tie_word_embeddings else total - lm.params["embed"].nbytes
+
+
+def exit_bytes(lm: specjax.LM, after: int) -> int:
+    """Of these, what a draft step reads that leaves the model after some of its layers."""
+    later = [layer for name, layer in lm.params["layers"].items() if int(name) >= after]
+    return weight_bytes(lm) - sum(leaf.nbytes for leaf in jax.tree.leaves(later))
 
 
 def calls(lm: specjax.LM, batch: int, width: int, capacity: int, filled: int, count: int = 20) -> float:
@@ -129,6 +135,14 @@ def given_tree(widths: tuple[int, ...], vocab: int, batch: int) -> Given:
     return Given(Draft(tokens, jnp.ones(tokens.shape, bool), None, parents), (size + 1,))
 
 
+def follow(successor: np.ndarray, token: int, count: int) -> list[int]:
+    """The planted text after a token."""
+    text = [token]
+    for _ in range(count):
+        text.append(int(successor[text[-1]]))
+    return text[1:]
+
+
 class Table:
     """Prints and keeps the rows: what, milliseconds, floor, ratio."""
 
@@ -153,6 +167,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--quantize", choices=KINDS, help="the target's weights in eight bits")
     parser.add_argument("--quantize-draft", choices=KINDS, help="the draft's")
+    parser.add_argument("--exit-layer", type=int, help="where early exit leaves the target; default: a quarter of it")
     parser.add_argument("--corpus", type=int, default=2_000_000, help="random tokens for retrieval to search")
     parser.add_argument("--devices", type=int, default=1, help="GPUs that share the target (the draft is on each)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="plain decoding is always measured")
@@ -203,10 +218,7 @@ def main() -> None:
     prompts = rng.integers(0, target_config.vocab_size, (batch, args.prompt_length)).tolist()
     common = dict(max_new_tokens=args.max_new_tokens)
     plain = generation(target, prompts, **common)
-    expected = [prompts[0][-1]]
-    for _ in range(args.max_new_tokens):
-        expected.append(int(successor[expected[-1]]))
-    right = plain["tokens"][0] == expected[1:]
+    right = plain["tokens"][0] == follow(successor, prompts[0][-1], args.max_new_tokens)
     table.add(
         "plain decoding, a step",
         plain["per_round"],
@@ -243,6 +255,23 @@ def main() -> None:
             out = generation(target, prompts, drafter=drafter, num_speculative_tokens=size, **common)
             note = f"{out['tokens_per_step']:.2f} a round"
             table.add(f"round, {name}", out["per_round"], step_floor + extra, note)
+        after = args.exit_layer or max(1, target_config.num_hidden_layers // 4)
+        leaves, cycle = planted_exit(target_config, after, args.alpha, dtype=dtype, mesh=mesh)
+        leaves = leaves.quantize(args.quantize) if args.quantize else leaves
+        cost = exit_bytes(leaves, after) / weight_bytes(leaves)
+        drafter = LayerSkip(exit_layer=after)
+        out = generation(leaves, prompts, drafter=drafter, num_speculative_tokens=size, **common)
+        ratio = out["tokens_per_second"] / plain["tokens_per_second"]
+        best = theory.best_gamma(args.alpha, cost, 16)
+        table.add(
+            f"round, early exit after layer {after}",
+            out["per_round"],
+            (1 + size * cost) * step_floor,
+            f"{out['tokens_per_step']:.2f} a round, {ratio:.2f} x plain "
+            f"(theorem 3.8 at the floors, c = {cost:.2f}: {theory.walltime_factor(args.alpha, size, cost):.2f}; best "
+            f"K {best}), text right: {out['tokens'][0] == follow(cycle, prompts[0][-1], args.max_new_tokens)}",
+        )
+        del leaves
     if "trees" in args.modes:  # a round that keeps nothing of a given tree: the block, judging it, moving the path
         for widths in ((2, 1, 1, 1), (4, 1, 1, 1), (8, 1, 1, 1), (16, 1, 1, 1)):
             drafter = given_tree(widths, target_config.vocab_size, batch)
