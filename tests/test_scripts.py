@@ -181,6 +181,7 @@ def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, fo
         "bigram": ("--corpus", str(tmp_path / "corpus.txt")),
         "oracle": ("--known", str(tmp_path / "run.json")),
         "layer-skip": ("--exit-layer", "1", "--adaptive", "entropy"),
+        "lookahead": ("--lookahead-window", "3", "--lookahead-guesses", "2"),
         "cascade": ("--draft-model", folder),
         "tree-model": ("--draft-model", folder, "--tree-widths", "2", "2"),
     }

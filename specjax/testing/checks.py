@@ -295,7 +295,7 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
     Args:
       drafter: yours, made for ``target``.
       target: a model of 4 to 8 tokens whose laws can be enumerated; by default ``tiny_lm(vocab_size=4, std=0.7)``.
-      path_independent: False for a drafter to which its own history matters (lookahead).
+      path_independent: False for a drafter to which its own history matters (Jacobi, lookahead).
       **trial: other fields of :class:`Trial`.
 
     Raises:
