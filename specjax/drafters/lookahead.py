@@ -117,7 +117,8 @@ class Lookahead(Chain):
         batch, size, _ = own.window.shape
         count = size * self.window
         asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
-        mine = jnp.all(asked == own.window, axis=(1, 2))  # another drafter's may have been verified instead
+        # Another drafter's may have been verified instead, or the row was idle: then nothing was learned.
+        mine = jnp.all(asked == own.window, axis=(1, 2)) & outcome.draft.valid[:, 0]
         answers = outcome.answers[:, 1 : 1 + count].reshape(own.window.shape)[:, -1:]
         grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
         pool, at = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
