@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 
 import specjax
-from specjax.benchmark import latency, measure, parts, peers, rounds, sweep
+from specjax.benchmark import early_exit, latency, measure, parts, peers, rounds, sweep
 from specjax.benchmark.case import SHAPES, Case
 from specjax.benchmark.table import Table
 from specjax.commandline import Parser, refusing
@@ -29,6 +29,7 @@ MODES = {
     "arithmetic": lambda case, table, args: parts.arithmetic(case, table),
     "round": None,  # with plain decoding, which every run has
     "drafters": lambda case, table, args: rounds.drafters(case, table, args.corpus),
+    "early-exit": lambda case, table, args: early_exit.early_exit(case, table, args.exit_layer),
     "trees": lambda case, table, args: rounds.trees(case, table),
     "latency": lambda case, table, args: latency.latency(case, table, args.prompt_lengths, args.prefill_chunks),
     "sweep": lambda case, table, args: sweep.sweep(
@@ -55,6 +56,7 @@ def parse(argv) -> argparse.Namespace:
     add("--devices", type=int, default=1, help="GPUs that share the target (the draft is on each)")
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
         help="plain decoding is always measured (%(default)s)")  # fmt: skip
+    add("--exit-layer", type=int, help="for early-exit: how many layers draft; a quarter of the target's by default")
     add("--corpus", type=int, default=2_000_000, help="for drafters: random tokens for retrieval to search")
     add("--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency")
     add("--prefill-chunks", type=int, nargs="+", default=(64, 512), help="for latency: tokens the draft reads at once")

@@ -59,6 +59,7 @@ def candidates(
         "retrieval": (retrieval, 5),
         "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
         "jacobi": (d.Jacobi, 5),
+        "lookahead, window 8": (d.Lookahead, 4),
         "layer 4 left out": (lambda: skip, 3),
         "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
         "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),

@@ -47,10 +47,11 @@ def advance(
     finite = jnp.isfinite(p[..., 0])  # [B, N+1]; a position without a distribution is NaN throughout
     draft = draft._replace(valid=draft.valid & ~shape.below(~finite))
     verdict = verifier.verify(p, draft, state.key, state.lengths)
+    judged, answers = draft, jnp.argmax(out.logits, axis=-1).astype(jnp.int32)
     draft, p, out = along(shape, verdict, draft, p, out, state, num_speculative_tokens)
     failed = state.active & ~chain.row_at(jnp.isfinite(p[..., 0]), verdict.count)
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
-    outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps)
+    outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps, judged, answers)
     return drafter.commit(target, state, outcome), info, p
 
 

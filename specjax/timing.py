@@ -120,10 +120,11 @@ def _first(
     shape, nothing = tree.of(draft), jnp.zeros_like(lengths)
     out = decode.score(target, state, draft, shape, drafter.widths(size), drafter.taps(target))
     refused, p = Verdict(nothing, nothing, nothing), jax.nn.softmax(out.logits)
+    answers = jnp.argmax(out.logits, axis=-1).astype(jnp.int32)
     line, p, out = decode.along(shape, refused, draft, p, out, state, size)
     state = state._replace(cache=kv.with_lengths(out.cache, lengths))
     drafted = jnp.sum(line.valid, axis=1, dtype=jnp.int32)
-    return state, draft, Outcome(nothing, drafted, p, out.logits, out.hidden, out.taps)
+    return state, draft, Outcome(nothing, drafted, p, out.logits, out.hidden, out.taps, draft, answers)
 
 
 @partial(jax.jit, static_argnames=("verifier", "size", "count"), donate_argnames="carry")

@@ -23,7 +23,7 @@ class Draft(NamedTuple):
     """
 
     tokens: jax.Array  # i32[B, N]
-    valid: jax.Array  # bool[B, N]: proposed at all; nothing below a False counts
+    valid: jax.Array  # bool[B, N]: proposed at all; nothing below a False counts, though ``Outcome.answers`` has it
     probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
     parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
 
@@ -74,7 +74,10 @@ class DecodeState(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a drafter learns of a round, beside the new state. Of a tree: along its accepted path, as of a chain."""
+    """What a drafter learns of a round, beside the new state. Of a tree: along its accepted path, as of a chain.
+
+    What a drafter makes no use of is not computed for it.
+    """
 
     count: jax.Array  # type: ignore[assignment]  # i32[B] drafted tokens accepted and committed
     drafted: jax.Array  # i32[B] drafted tokens that were verified; of a tree, its levels
@@ -82,6 +85,9 @@ class Outcome(NamedTuple):
     logits: jax.Array  # f32[B, K+1, V] before the transforms
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
     taps: dict[int, jax.Array]  # [B, K+1, H] its hidden states after as many layers as the drafter's ``taps`` name
+    draft: Draft  # what was judged, another drafter's if this one stands beside others
+    answers: jax.Array  # i32[B, N+1] at each node of it, valid or not, the token of the target's highest
+    # logit; 0 past the width of the block that was run
 
 
 class RoundInfo(NamedTuple):

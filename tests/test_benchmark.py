@@ -11,6 +11,7 @@ from convert.llama import to_hf as to_hf_tensors
 from specjax import generate, theory
 from specjax.benchmark import latency, peers, plots, sweep
 from specjax.benchmark.case import Case
+from specjax.benchmark.early_exit import early_exit
 from specjax.benchmark.peers import gpt_fast, weights
 from specjax.benchmark.rounds import rounds
 from specjax.benchmark.steady import Steady
@@ -40,6 +41,18 @@ def test_rounds_write_the_planted_text(case, ours):
     assert all(run.tokens == [text] for run in runs.values())
     assert [row["name"] for row in table.rows] == ["plain decoding, a step", "round, T = 0", "round, T = 1"]
     assert runs["T = 0"].rounds < runs["plain"].rounds == case.max_new_tokens
+
+
+def test_early_exit_is_measured_on_a_model_that_it_suits(case):
+    """One layer of two drafts at the rate asked for, and what it reads is the floor of a draft step."""
+    table = Table({"bandwidth": case.speed})
+    early_exit(case, table, 1)
+    (row,) = table.rows
+    assert row["name"] == "round, early exit after layer 1" and "text right: True" in row["note"]
+    assert 1.5 < row["tokens_per_round"] < 3.5
+    cost = row["floor_ms"] / (case.step_floor * 1e3)
+    head, layer = 512 * 64, 64 * (2 * 4 * 16 + 2 * 2 * 16) + 3 * 64 * 128
+    assert cost == pytest.approx(1 + 3 * (head + layer) / (head + 2 * layer), rel=0.02)
 
 
 def test_what_is_compiled_ahead_is_not_compiled_again(case):

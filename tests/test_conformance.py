@@ -48,6 +48,9 @@ DRAFTERS = {
     "oracle": drafters.Oracle.of([p + [1, 1, 3, 0, 2, 2, 0, 1, 3] for p in testing.checks.PROMPTS]),
     "retrieval": drafters.Retrieval.over(Datastore.build(CORPUS), retrieval_max=3, retrieval_min=1),
     "jacobi": drafters.Jacobi(),
+    "lookahead": drafters.Lookahead(window=2, guesses=2, slots=6),
+    "lookup, else lookahead": drafters.FirstOf(PromptLookup(), drafters.Lookahead(window=2, guesses=3, slots=9)),
+    "cascade over lookahead": drafters.Cascade(drafters.Lookahead(3, 2, 8), TWIN.lm, 2, prefill_chunk=4),
     "cascade": drafters.Cascade(PromptLookup(prompt_lookup_min=1), TWIN.lm, 2, prefill_chunk=4),
     "cascade of three models": drafters.Cascade(
         drafters.Cascade(drafters.RandomDraft(), SELF.lm, 1, prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4
@@ -76,12 +79,14 @@ DRAFTERS = {
 TREES = [d for d, drafter in DRAFTERS.items() if drafter.widths(3)[-1] > 4]
 TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
+HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()
 # By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of
 # the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow).
 CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")}
 CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("tree", "rejection")}
+SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy", "tree, replaced")
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
 
@@ -143,7 +148,7 @@ def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
         assert places == set(range(one.num_speculative_tokens + 1)), "stop tokens must fall on every slot of a block"
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree"}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless(SEEN, DRAFTERS))
 def test_coupled_is_plain_token_for_token_under_sampling(drafter):
     testing.check_same_as_plain(trial(drafter, "coupled"), greedy=False)
 
@@ -163,7 +168,7 @@ def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
 
-@pytest.mark.parametrize("drafter", slow_unless({"prompt lookup", "noisy twin", "tree", *OWN_ARGUMENT}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless({*SEEN, *OWN_ARGUMENT}, DRAFTERS))
 def test_proposals_are_well_formed(drafter):
     testing.check_proposal(trial(drafter, "rejection"))
 

@@ -13,6 +13,7 @@ from specjax.drafters import (
     FirstOf,
     Jacobi,
     LayerSkip,
+    Lookahead,
     NGramTable,
     Oracle,
     PromptLookup,
@@ -175,6 +176,51 @@ def test_jacobi_finds_the_loop_of_a_text_that_repeats():
     out = specjax.generate(constant, [[3]], drafter=Jacobi(), num_speculative_tokens=4, max_new_tokens=20)
     assert out.tokens[0] == [5] * 20
     assert out.metrics[0].per_step_accepted[:4] == [0, 4, 0, 4], "a round that is kept whole leaves nothing to go on"
+
+
+def test_lookahead_finds_what_follows_every_token_it_has_guessed():
+    """Where a token depends on the last alone, K calls make of every guess an n-gram that is right."""
+    cycle, prompt = table_lm(np.roll(np.eye(8), 1, axis=1) + 1e-6), [3, 1, 4, 6, 5, 0, 2, 7]
+    for drafter in (Lookahead(), FirstOf(PromptLookup(prompt_lookup_max=3, prompt_lookup_min=3), Lookahead())):
+        out = specjax.generate(cycle, [prompt, [2]], drafter=drafter, num_speculative_tokens=3, max_new_tokens=28)
+        assert out.tokens == [[i % 8 for i in range(28)], [(3 + i) % 8 for i in range(28)]]
+        assert out.metrics[0].per_step_accepted == [0, 0, 0, 3, 3, 3, 3, 3, 3, 0][: out.metrics[0].num_steps]
+
+
+def test_lookahead_remembers_each_ngram_once_and_proposes_the_latest():
+    drafter = Lookahead(window=2, guesses=3, slots=6)
+    pool, at = jnp.full((6, 3), -1), jnp.int32(0)
+    for new in ([[1, 2, 3], [1, 2, 4]], [[1, 2, 3], [1, 5, 6]], [[9, 9, 9], [9, 9, 9]]):
+        pool, at = drafter.remember(pool, at, jnp.array(new))
+        ngrams, found = drafter.matches(pool, at, jnp.int32(1))
+    assert ngrams.tolist() == [[5, 6], [2, 3], [2, 4]] and found.all()
+    assert pool.tolist() == [[-1] * 3, [1, 2, 4], [1, 2, 3], [1, 5, 6], [-1] * 3, [9] * 3]
+    assert not drafter.matches(pool, at, jnp.int32(2))[1].any()
+    for bad in (dict(window=0), dict(guesses=1.5), dict(slots=7)):
+        with pytest.raises(ValueError, match="lookahead needs"):
+            Lookahead(**bad)
+
+
+def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
+    """Each column sees the oldest guesses up to its own and then itself, whatever else is in the block."""
+    prompts = np.random.default_rng(0).integers(0, 8, (4, 11)).tolist()
+    drafter = Lookahead(window=5, guesses=2)
+    job = specjax.generation.prepare(
+        DEEP, prompts, specjax.Options(drafter=drafter, num_speculative_tokens=2, max_new_tokens=9)
+    )
+    before = job.start(job.request)
+    draft, _ = jax.jit(Lookahead.propose, static_argnums=(0, 4))(job.drafter, job.lm, before, before.key, 2)
+    before = before._replace(active=jnp.array([True, True, True, False]))
+    after = specjax.decode.round(job.lm, job.drafter, job.verifier, 2, before)[0]
+    assert not (after.drafter.pool[3] >= 0).any(), "a row that sits out learns nothing"
+    for row, prompt in enumerate(prompts[:3]):
+        oldest, newest = np.asarray(draft.tokens[row, :10]).reshape(2, 5)
+        paths = [[*prompt, *oldest[: j + 1], newest[j]] for j in range(5)]
+        answers = [new[0] for new in specjax.generate(DEEP, paths, max_new_tokens=1).tokens]
+        assert after.drafter.window[row].tolist() == [newest.tolist(), answers]
+        assert set(map(tuple, after.drafter.pool[row, :5].tolist())) - {(-1,) * 3} == {
+            (*pair, answer) for *pair, answer in zip(oldest.tolist(), newest.tolist(), answers, strict=True)
+        }
 
 
 @pytest.mark.slow

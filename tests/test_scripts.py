@@ -177,6 +177,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--adaptive", "cost"], "--adaptive cost needs --draft-cost"),
         (["--gamma-min", "2"], "--gamma-min is used only with --adaptive entropy"),
         (["--adaptive", "heuristic", "--drafter", "jacobi"], "nothing to choose"),
+        (["--adaptive", "heuristic", "--drafter", "lookahead"], "nothing to choose"),
     ],
 )
 def test_flags_that_do_not_go_together(capsys, args, says):
@@ -204,6 +205,7 @@ def test_every_drafter_has_a_name_and_writes_what_plain_decoding_does(capsys, fo
         "bigram": ("--corpus", str(tmp_path / "corpus.txt")),
         "oracle": ("--known", str(tmp_path / "run.json")),
         "layer-skip": ("--exit-layer", "1", "--adaptive", "entropy"),
+        "lookahead": ("--lookahead-window", "3", "--lookahead-guesses", "2"),
         "cascade": ("--draft-model", folder),
         "tree-model": ("--draft-model", folder, "--tree-widths", "2", "2"),
     }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import generate, testing
-from specjax.drafters import DraftModel
+from specjax.drafters import DraftModel, LayerSkip
 from specjax.testing.models import TINY
 from specjax.types import Verdict
 from specjax.verify import chain
@@ -119,6 +119,22 @@ def test_planted_pair_follows_its_cycle_at_the_rate_asked_for(dtype):
     weights = target.params["layers"]["0"]
     assert not weights["attention"]["o"]["weight"].any() and not weights["mlp"]["down"]["weight"].any()
     assert jnp.abs(weights["attention"]["qkv"]["weight"]).min(axis=-1).max() > 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_planted_exit_follows_its_cycle_and_is_right_early_at_the_rate_asked_for(dtype):
+    shape = dict(vocab_size=400, hidden_size=256, intermediate_size=160, num_hidden_layers=3)
+    config = dataclasses.replace(TINY, max_position_embeddings=1024, **shape)
+    lm, pi = testing.planted_exit(config, 2, alpha=0.75, dtype=dtype)
+    tokens = jnp.arange(400)[:, None]
+    exit_run = LayerSkip(exit_layer=2).run(lm.config)
+    full, early = (lm(tokens, lm.alloc_cache(400, 1), run=run).logits[:, 0] for run in (None, exit_run))
+    assert np.array_equal(full.argmax(-1), pi) and np.mean(np.asarray(early.argmax(-1)) == pi) == 0.75
+    assert float(jnp.min(jnp.take_along_axis(jax.nn.softmax(full), jnp.asarray(pi)[:, None], 1))) > 0.99
+    narrow = dataclasses.replace(config, intermediate_size=100)
+    for bad, why in (((config, 3, 0.5), "exit_layer"), ((config, 1, 2.0), "alpha"), ((narrow, 1, 0.5), "128 wide")):
+        with pytest.raises(ValueError, match=why):
+            testing.planted_exit(*bad)
 
 
 def test_planted_pair_refuses_what_it_cannot_plant():

@@ -71,9 +71,12 @@ def bandwidth(gigabytes: float) -> dict[str, float]:
     return {"read": 2 * size / timed(lambda: read(x)), "copy": 4 * size / timed(lambda: copy(x))}
 
 
-def weight_bytes(lm: LM) -> int:
-    """Read in one step: everything but the embedding table, of which a step reads a row a token."""
-    total = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
+def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
+    """Read in one step, which may leave the model after some layers: all but the embedding table, of which a step reads
+    a row a token."""
+    end = lm.config.num_hidden_layers if exit_layer is None else exit_layer
+    layers = {name: layer for name, layer in lm.params["layers"].items() if int(name) < end}
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves({**lm.params, "layers": layers}))
     return total if lm.config.tie_word_embeddings else total - lm.params["embed"].nbytes
 
 

@@ -12,7 +12,7 @@ from specjax.benchmark.measure import Run, generations
 from specjax.benchmark.parts import SETTINGS
 from specjax.benchmark.table import Table
 from specjax.datastore import Datastore
-from specjax.drafters import Cascade, DraftModel, Jacobi, PromptLookup, Retrieval
+from specjax.drafters import Cascade, DraftModel, Jacobi, Lookahead, PromptLookup, Retrieval
 from specjax.timing import Given
 from specjax.topology import from_widths
 from specjax.types import Draft, Drafter
@@ -63,6 +63,7 @@ def drafters(case: Case, table: Table, corpus: int) -> None:
         "prompt lookup, 1-token matches": PromptLookup(prompt_lookup_min=1),
         f"retrieval from {corpus:,} tokens": Retrieval.over(store, retrieval_min=1),
         "jacobi": Jacobi(),
+        "lookahead, window 8": Lookahead(),
         cascade: Cascade(PromptLookup(), case.draft),
     }
     size = case.num_speculative_tokens

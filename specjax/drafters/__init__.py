@@ -9,6 +9,7 @@ from specjax.drafters.first_of import FirstOf
 from specjax.drafters.grow import FixedTree
 from specjax.drafters.jacobi import Jacobi
 from specjax.drafters.layer_skip import LayerSkip
+from specjax.drafters.lookahead import Lookahead
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.model import DraftModel
 from specjax.drafters.ngram_table import NGramTable
@@ -34,6 +35,7 @@ __all__ = [
     "Heuristic",
     "Jacobi",
     "LayerSkip",
+    "Lookahead",
     "Medusa",
     "NGramTable",
     "NoDraft",

@@ -46,6 +46,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "tree_widths": dict(
         type=int, nargs="+", default=(3, 2, 1), metavar="CHILDREN", help="tokens drafted after each token, by depth"
     ),
+    "lookahead_window": dict(type=int, default=8, help="columns of guesses, and so n-grams found a round"),
+    "lookahead_guesses": dict(type=int, default=8, help="n-grams proposed at most"),
     "inner_tokens": dict(type=int, default=3, help="tokens that prompt lookup proposes to the draft model at a time"),
 }
 
@@ -119,6 +121,11 @@ CHOICES = {
     "bigram": Choice(_table(2), ("corpus",)),
     "retrieval": Choice(lambda target, args: d.Retrieval.over(Datastore.load(args.datastore)), ("datastore",)),
     "jacobi": Choice(lambda target, args: d.Jacobi()),
+    "lookahead": Choice(
+        lambda target, args: d.Lookahead(args.lookahead_window, args.lookahead_guesses),
+        ("lookahead_window", "lookahead_guesses"),
+        size=4,
+    ),
     "random": Choice(lambda target, args: d.RandomDraft()),
     "oracle": Choice(_oracle, ("known",)),
 }
@@ -180,7 +187,7 @@ def settle(args: argparse.Namespace) -> None:
                 if "default" not in spec:
                     raise ValueError(f"--{option} {chosen} needs {_flag(name)}")
                 setattr(args, name, spec["default"])
-    if args.adaptive and args.drafter in ("none", "jacobi", "tree-model"):
+    if args.adaptive and args.drafter in ("none", "jacobi", "lookahead", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 
 

@@ -23,7 +23,7 @@ from specjax.testing.checks import (
 from specjax.testing.compilation import collectives, count_traces, h100_devices
 from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tightly, sample_sequences
 from specjax.testing.models import noisy_twin, random_params, table_lm, tiny_lm
-from specjax.testing.planted import partly_right, planted_lm, planted_pair
+from specjax.testing.planted import partly_right, planted_exit, planted_lm, planted_pair
 
 __all__ = [
     "SETTINGS",
@@ -48,6 +48,7 @@ __all__ = [
     "lossless_verifiers",
     "noisy_twin",
     "partly_right",
+    "planted_exit",
     "planted_lm",
     "planted_pair",
     "random_params",

@@ -273,7 +273,7 @@ def check_proposal(trial: Trial) -> None:
         assert draft.parents.shape == shape and draft.parents.dtype == jnp.int32, f"{trial}: parents must be i32[B, N]"
         parents = np.asarray(draft.parents)
         assert ((parents >= 0) & (parents <= np.arange(shape[1]))).all(), f"{trial}: a node stands before its parent"
-        depth = int(tree.of(draft).depth.max())
+        depth = int((tree.of(draft).depth[:, 1:] * draft.valid).max())
         assert depth <= size, f"{trial}: a tree {depth} deep, but K is {size}"
     tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
     assert ((tokens >= 0) & (tokens < vocab))[valid].all(), f"{trial}: a drafted token is outside the vocabulary"
@@ -295,7 +295,7 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
     Args:
       drafter: yours, made for ``target``.
       target: a model of 4 to 8 tokens whose laws can be enumerated; by default ``tiny_lm(vocab_size=4, std=0.7)``.
-      path_independent: False for a drafter to which its own history matters (lookahead).
+      path_independent: False for a drafter to which its own history matters (Jacobi, lookahead).
       **trial: other fields of :class:`Trial`.
 
     Raises:

@@ -51,16 +51,81 @@ def planted_pair(
     vocab = target_config.vocab_size
     if draft_config.vocab_size != vocab:
         raise ValueError(f"planted models need one vocabulary size, got {vocab} and {draft_config.vocab_size}")
+    pi, guess = _successors(vocab, alpha, seed)
+    target = planted_lm(target_config, pi, 2 * seed, dtype, peak, mesh)
+    draft = planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak)
+    return target, draft if mesh is None else parallel.replicate(draft, mesh), pi
+
+
+def planted_exit(
+    config: LlamaConfig,
+    exit_layer: int,
+    alpha: float,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    mesh: Mesh | None = None,
+) -> tuple[LM, np.ndarray]:
+    """A model that follows a random cycle pi, and that is right on a share alpha of its vocabulary if it is left after
+    ``exit_layer`` layers: what training for early exit is for, with a rate chosen in advance.
+
+    Half of each hidden state says pi's successor, half, twice as loudly, a guess. The layer after the exit takes the
+    guess away; all others add nothing. So c, the cost of a draft step, is that of the layers up to the exit and of the
+    head, and the rate holds for one depth: no claim of what a trained model reaches there.
+
+    Args:
+      config: the model's shape, as of :func:`planted_lm`; its MLP at least half as wide as its hidden state.
+      exit_layer: from 1 to the last layer but one.
+      alpha: share of the vocabulary whose successor the exit predicts right.
+      seed, dtype, peak, mesh: as of :func:`planted_pair`.
+
+    Returns:
+      The model, and pi i64[V].
+
+    Raises:
+      ValueError: if alpha, the layer or the shape is out of range.
+    """
+    layers, half, wide = config.num_hidden_layers, config.hidden_size // 2, config.intermediate_size
+    if not 1 <= exit_layer < layers:
+        raise ValueError(f"exit_layer must be from 1 to {layers - 1}: a later layer corrects it; got {exit_layer!r}")
+    if wide < half:
+        raise ValueError(f"the MLP must be at least {half} wide to take half of a hidden state away, got {wide}")
+    pi, guess = _successors(config.vocab_size, alpha, seed)
+    model = planted_lm(config, pi, 2 * seed, dtype, peak, mesh)
+    params = model.params
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.device_put(new.astype(old.dtype), old.sharding)
+
+    def two_voices(embed, before, before_guess):
+        """Embeddings with halves of one loudness and a first entry of 1, and the head rows that answer to both."""
+        x = embed.astype(jnp.float32).reshape(len(embed), 2, half)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+        said, guessed = x[before, 0].at[:, 0].set(0.0), x[before_guess, 1]
+        head = jnp.concatenate([said, 2.0 * guessed], axis=1) * (peak / half)
+        return x.reshape(len(embed), -1).at[:, 0].set(1.0).astype(embed.dtype), head.astype(embed.dtype)
+
+    where = params["embed"].sharding, params["lm_head"].sharding
+    before, before_guess = (jnp.asarray(np.argsort(x), jnp.int32) for x in (pi, guess))
+    params["embed"], params["lm_head"] = jax.jit(two_voices, out_shardings=where)(params["embed"], before, before_guess)
+    # With its gate held at 16 by the entry that is always 1, an MLP is linear: it adds minus the second half.
+    mlp, index = params["layers"][str(exit_layer)]["mlp"], jnp.arange(half)
+    gate_up, down = mlp["gate_up"]["weight"], mlp["down"]["weight"]
+    planted = jnp.zeros_like(gate_up).at[0, :, 0].set(16.0).at[1, index, half + index].set(-1.0)
+    mlp["gate_up"]["weight"] = put(gate_up, planted)
+    mlp["down"]["weight"] = put(down, jnp.zeros_like(down).at[half + index, index].set(1.0 / 16.0))
+    return model, pi
+
+
+def _successors(vocab: int, alpha: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A random cycle i64[V], and a permutation that agrees with it on a random share alpha."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be from 0 to 1, got {alpha!r}")
     rng = np.random.default_rng(seed)
     order = rng.permutation(vocab)
     pi = np.empty(vocab, np.int64)
     pi[order] = np.roll(order, -1)
-    guess = partly_right(pi, alpha, rng)
-    target = planted_lm(target_config, pi, 2 * seed, dtype, peak, mesh)
-    draft = planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak)
-    return target, draft if mesh is None else parallel.replicate(draft, mesh), pi
+    return pi, partly_right(pi, alpha, rng)
 
 
 def partly_right(successor: np.ndarray, alpha: float, seed: int | np.random.Generator = 0) -> np.ndarray:
