@@ -79,7 +79,8 @@ def test_training_raises_acceptance_in_use(objective):
         return sum(m.num_accepted_tokens for m in out.metrics) / sum(m.num_draft_tokens for m in out.metrics)
 
     before, after = acceptance(objective.init(0)), acceptance(params)
-    assert after > before + 0.02, (before, after)
+    # Training the last layer alone makes the exit better by 0.03 too.
+    assert after > before + (0.08 if isinstance(objective, EarlyExitObjective) else 0.02), (before, after)
     assert [c["step"] for c in curve] == [20, 40] and np.all(np.isfinite(curve[-1]["held_out_loss"]))
 
 
