@@ -20,7 +20,7 @@ import numpy as np
 import specjax
 from convert import checkpoint
 from specjax.commandline import Parser, refusing
-from specjax.drafters import DraftModel, Eagle, Medusa, files
+from specjax.drafters import DraftModel, Eagle, Medusa, PaSS, files
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
 from specjax.models.medusa import MedusaConfig
@@ -31,6 +31,7 @@ from specjax.training.eagle import EagleObjective
 from specjax.training.early_exit import EarlyExitObjective
 from specjax.training.losses import LOSSES
 from specjax.training.medusa import MedusaObjective
+from specjax.training.parallel_sampling import PaSSObjective
 from specjax.training.texts import Texts, dialogues, over_passages
 
 KINDS = {"draft": "model"}  # what a file calls it, where that is another name
@@ -39,7 +40,7 @@ KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 def parse(argv=None) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--kind", choices=("eagle", "eagle3", "medusa", "draft", "early-exit"), required=True)
+    add("--kind", choices=("eagle", "eagle3", "medusa", "pass", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16"))
     add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
@@ -61,6 +62,7 @@ def parse(argv=None) -> argparse.Namespace:
     add("--intermediate", type=int, help="eagle, eagle3: width of its MLP; the target's by default")
     add("--unroll", type=int, default=4, help="eagle, eagle3: tokens in a row that it is trained for (%(default)s)")
     add("--heads", type=int, default=4, help="medusa: how many (%(default)s)")
+    add("--lookahead-tokens", type=int, default=3, help="pass: how many (%(default)s)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
     add("--exit-layers", type=int, nargs="+", help="early-exit: where to leave; a fifth, third and half by default")
     add("--layer-dropout", type=float, default=0.1, help="early-exit: of the last layer, the most (%(default)s)")
@@ -83,6 +85,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
     c = target.config
     if args.start_from:
         return objective_from(args, target)
+    if args.kind == "pass":
+        return PaSSObjective.of(target, args.lookahead_tokens, loss=args.loss)
     if args.kind == "draft":
         layers = tuple(args.layers or (0, c.num_hidden_layers - 1))
         return DraftObjective.from_layers(target, layers, args.loss)
@@ -110,6 +114,8 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
         first = {name: before.lm.params[name] for name in ("layers", "norm")}
         shared = {name: leaf for name, leaf in before.lm.params.items() if name not in first}
         return DraftObjective(shared, first, before.lm.config, args.loss)
+    if isinstance(before, PaSS):
+        return PaSSObjective(before.params, before.config, loss=args.loss)
     assert isinstance(before, Eagle | Medusa)
     common = dict(tokens=before.tokens, lm_head=before.params["lm_head"], loss=args.loss, first=before.params)
     if isinstance(before, Medusa):

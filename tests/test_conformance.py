@@ -15,6 +15,7 @@ from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLoo
 from specjax.models import eagle, medusa, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1, Eagle1Config
+from specjax.models.lookahead_tokens import LookaheadConfig, LookaheadTokens
 from specjax.models.medusa import MedusaConfig
 from specjax.testing import Trial
 from specjax.topology import from_choices, from_widths
@@ -31,6 +32,7 @@ HEAD_SHAPE = EagleConfig(dataclasses.replace(TARGET.config, vocab_size=3), (0, 1
 HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(eagle.Eagle, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
 EAGLE1_SHAPE = Eagle1Config(HEAD_SHAPE.layer)
 EAGLE1 = drafters.Eagle(EAGLE1_SHAPE, modules.init(Eagle1, EAGLE1_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
+PASS = drafters.PaSS(LookaheadConfig(8, 2), modules.init(LookaheadTokens, LookaheadConfig(8, 2), 0))
 MEDUSA_SHAPE = MedusaConfig(8, 4, num_heads=2)
 MEDUSA = drafters.Medusa(MEDUSA_SHAPE, modules.init(medusa.Medusa, MEDUSA_SHAPE, 0), np.arange(4))
 CORPUS = np.random.default_rng(0).integers(0, 4, (6, 40)).tolist()
@@ -72,6 +74,8 @@ DRAFTERS = {
     "head, tree": dataclasses.replace(HEAD, tree=(2, 2, 1)),
     "head, dynamic tree": dataclasses.replace(HEAD, tree=drafters.DynamicTree(breadth=3, nodes=7)),
     "head of the first EAGLE": EAGLE1,
+    "look-ahead tokens": PASS,
+    "look-ahead tokens, tree": dataclasses.replace(PASS, tree=(2, 2)),
     "medusa": MEDUSA,
     "medusa, tree": dataclasses.replace(MEDUSA, tree=(3, 2)),
     "lookup, else head": drafters.FirstOf(PromptLookup(), HEAD),

@@ -290,19 +290,19 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     common = ["--model", str(path), "--texts", str(tmp_path / "t.npz"), "--dialogues", "8", "--sample-batch", "8"]
     common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--unroll", "2", "--draft-vocab", "64"]
     common += ["--passages", "4", "--row-tokens", "160"]
-    for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("draft", "2")):
+    for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("pass", "2"), ("draft", "2")):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
         assert train.main(["--kind", kind, "--steps", steps, *common, *where]) == 0
         out = capsys.readouterr().out
         assert '"step": 2,' in out or steps == "4"
-    for kind in ("eagle3", "medusa", "draft"):
+    for kind in ("eagle3", "medusa", "pass", "draft"):
         on = ["--kind", kind, "--steps", "1", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
         assert json.loads((tmp_path / "curve.json").read_text())["texts"]["size"] == 160
         capsys.readouterr()
     assert train.main(["--kind", "draft", *on[2:]]) == 0 and train.main(["--kind", "medusa", *on[2:]]) == 2
     assert "is of kind 'model', which --kind medusa can't train on" in capsys.readouterr().err
-    for kind in ("eagle3", "medusa", "draft"):
+    for kind in ("eagle3", "medusa", "pass", "draft"):
         code, out, err = run(
             capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
             str(tmp_path / f"{kind}.safetensors"), "--compare", *(["--tree-nodes", "6"] if kind == "eagle3" else []),

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa
+from specjax import random
+from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
+from specjax.generation import prepare
+from specjax.models import llama, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
+from specjax.models.lookahead_tokens import LookaheadTokens
 from specjax.models.medusa import MedusaConfig
 from specjax.testing import tiny_lm
 from specjax.training import loop, losses
@@ -18,12 +22,14 @@ from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.early_exit import EarlyExitObjective
 from specjax.training.medusa import MedusaObjective
+from specjax.training.parallel_sampling import PaSSObjective
 from specjax.training.texts import Texts, dialogues, over_passages
 
 TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
 HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1Config(CONFIG.layer), steps=2)
+PASS = PaSSObjective.of(TARGET, num_tokens=2, places=6)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaConfig(32, 24, num_heads=2))
 EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
 RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
@@ -52,6 +58,7 @@ OBJECTIVES = {
     "eagle3": HEAD,
     "eagle": HEAD1,
     "medusa": HEADS,
+    "pass": PASS,
     "draft": DraftObjective.from_layers(TARGET, (0, 2)),
     "early exit": dataclasses.replace(EARLY, dropout=0.0),
 }
@@ -66,6 +73,8 @@ def test_training_raises_acceptance_in_use(objective):
         target = TARGET
         if isinstance(objective, EagleObjective):
             drafter = Eagle(objective.config, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
+        elif objective is PASS:
+            drafter = PaSS(PASS.config, params)
         elif objective is HEADS:
             drafter = Medusa(HEADS.config, {**params, "lm_head": HEADS.lm_head}, HEADS.tokens)
         elif isinstance(objective, EarlyExitObjective):
@@ -219,3 +228,17 @@ def test_questions_on_passages_hold_what_dialogues_said():
     assert asked == over_passages(lm, texts, 8, longest=4)
     with pytest.raises(ValueError, match="none of the texts is a dialogue"):
         over_passages(lm, texts.rows(slice(2, 3)), 8, longest=4)
+
+
+def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
+    """After the last token of a prompt, training has the very states that a draft's own call gives."""
+    prompt, params = [3, 1, 8, 2, 2, 6, 10], modules.init(LookaheadTokens, PASS.config, 1)
+    text = jnp.array([[*prompt, 5, 7, 9, 11]])
+    at = jnp.array([2, len(prompt) - 1])
+    hidden = PASS._hidden(params, TARGET, text, at, at[:, None] + 1 + jnp.arange(2))
+    drafter = PaSS(PASS.config, params)
+    job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=3, temperature=1.0))
+    keys = random.fold(job.request.key, random.DRAFT)
+    draft = jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(job.request), keys, 3)[0]
+    q = jax.nn.softmax(llama.merge(TARGET.config, TARGET.params).head(hidden[0, -2:]), axis=-1)
+    np.testing.assert_allclose(q, draft.probs[0, 1:], atol=2e-5)

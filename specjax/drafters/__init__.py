@@ -15,6 +15,7 @@ from specjax.drafters.model import DraftModel
 from specjax.drafters.ngram_table import NGramTable
 from specjax.drafters.none import NoDraft
 from specjax.drafters.oracle import Oracle
+from specjax.drafters.parallel_sampling import PaSS
 from specjax.drafters.prompt_lookup import PromptLookup
 from specjax.drafters.random_draft import RandomDraft
 from specjax.drafters.retrieval import Retrieval
@@ -40,6 +41,7 @@ __all__ = [
     "NGramTable",
     "NoDraft",
     "Oracle",
+    "PaSS",
     "PromptLookup",
     "RandomDraft",
     "Retrieval",

@@ -14,19 +14,23 @@ from specjax.config import LlamaConfig
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.model import DraftModel
+from specjax.drafters.parallel_sampling import PaSS
 from specjax.models import eagle, llama, medusa, modules
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1, Eagle1Config
 from specjax.models.lm import LM
+from specjax.models.lookahead_tokens import LookaheadConfig, LookaheadTokens
 from specjax.models.medusa import MedusaConfig
 from specjax.models.quantized import Quantized, dequantize, map_with_path, quantize
 from specjax.types import Drafter
 
-# Kind -> (configuration, module, drafter of the three: configuration, weights, tokens); None: a model of its own.
+# Kind -> (configuration, module, drafter of configuration, weights and, if it has an output head, tokens); None: a
+# model of its own.
 KINDS: dict[str, tuple[Any, type, Any]] = {
     "eagle": (Eagle1Config, Eagle1, Eagle),
     "eagle3": (EagleConfig, eagle.Eagle, Eagle),
     "medusa": (MedusaConfig, medusa.Medusa, Medusa),
+    "pass": (LookaheadConfig, LookaheadTokens, PaSS),
     "model": (LlamaConfig, llama.Llama, None),
 }
 SHARED = ("embed", "lm_head")
@@ -144,6 +148,8 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
             )
         shared = {name: target.params[name] for name in SHARED if name in target.params}
         return DraftModel(LM(config, {**shared, **params}, target.tokenizer))
+    if "lm_head" not in wanted:
+        return make(config, params)
     tokens = _array(path, arrays, "tokens", (shape.vocab_size,), np.int32)
     if tokens.min() < 0 or tokens.max() >= target.config.vocab_size:
         raise ValueError(

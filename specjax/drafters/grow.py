@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import random, sampling, tree
 from specjax.drafters.base import Chain, static
-from specjax.drafters.sampled import at_temperature, check_temperature, fit, is_greedy, noisy
+from specjax.drafters.sampled import at_temperature, check_temperature, draw_chain, fit, is_greedy, noisy
 from specjax.models.lm import LM
 from specjax.topology import Topology, from_widths
 from specjax.types import DecodeState, Draft
@@ -112,6 +112,33 @@ class ChainOrTree(Chain):
         most, vocab = 0 if self.tree is None else self.tree.most, target.config.vocab_size
         if most > vocab:
             raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
+
+
+def drawn_at_once(
+    logits: jax.Array,
+    tree_of_them: Any,
+    state: DecodeState,
+    keys: jax.Array,
+    num_speculative_tokens: int,
+    temperature: float | None,
+) -> Draft:
+    """A chain, or a tree, whose tokens at depth d are drawn from logits f32[B, D, V] at d - 1, whatever stands above.
+
+    What lies deeper than D is not valid.
+    """
+    last, vocab = logits.shape[1] - 1, logits.shape[-1]
+
+    def next_logits(i, previous, token, position):
+        return logits[:, jnp.minimum(i, last)], i + 1
+
+    def step(carry, tokens: jax.Array, level: Level):
+        return jnp.broadcast_to(logits[:, min(level.depth, last), None], (*tokens.shape, vocab)), carry
+
+    if tree_of_them is None:
+        draft, _ = draw_chain(next_logits, jnp.int32(0), state, keys, num_speculative_tokens, vocab, temperature)
+    else:
+        draft, _ = tree_of_them.grow(step, logits[:, 0], (), state, keys, num_speculative_tokens, vocab, temperature)
+    return draft._replace(valid=draft.valid & (tree.of(draft).depth[:, 1:] <= last + 1))
 
 
 @static

@@ -5,15 +5,14 @@ With ``temperature=0`` and no tree they are the blockwise parallel heads of Ster
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import tree
-from specjax.drafters.grow import ChainOrTree, Level, Tree
-from specjax.drafters.sampled import draw_chain, spreading
+from specjax.drafters.grow import ChainOrTree, Tree, drawn_at_once
+from specjax.drafters.sampled import spreading
 from specjax.models import cache as kv
 from specjax.models import medusa, modules
 from specjax.models.llama import Output
@@ -72,25 +71,8 @@ class Medusa(ChainOrTree):
         module, vocab = modules.merge(medusa.Medusa, self.config, self.params), target.config.vocab_size
         logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
         logits = spreading(self.tokens, vocab)(logits)
-        last = self.config.num_heads - 1
-
-        def next_logits(i, previous, token, position):
-            return logits[:, jnp.minimum(i, last)], i + 1
-
-        def step(carry, tokens: jax.Array, level: Level):
-            same = logits[:, min(level.depth, last), None]  # whatever the tokens before
-            return jnp.broadcast_to(same, (*tokens.shape, vocab)), carry
-
-        grown: Any = self.tree
-        if grown is None:
-            draft, _ = draw_chain(
-                next_logits, jnp.int32(0), state, keys, num_speculative_tokens, vocab, self.temperature
-            )
-        else:
-            first = logits[:, 0]
-            draft, _ = grown.grow(step, first, (), state, keys, num_speculative_tokens, vocab, self.temperature)
-        valid = draft.valid & own.ready[:, None] & (tree.of(draft).depth[:, 1:] <= self.config.num_heads)
-        return draft._replace(valid=valid), state._replace(drafter=own)
+        draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
+        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
 
     def resume(self, target: LM, state: DecodeState) -> DecodeState:
         """Asks the target again for rows whose state is not known."""

@@ -194,19 +194,20 @@ class Llama(nnx.Module):
 
     def __call__(
         self,
-        tokens: jax.Array,
+        tokens: jax.Array | None,
         cache: KVCache,
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
         taps: tuple[int, ...] = (),
+        embedded: jax.Array | None = None,
         whole: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix.
 
         Args:
-          tokens: i32[B, T].
+          tokens: i32[B, T]; None with ``embedded``.
           cache: the T new entries are written from each row's length on; ``lengths + T <= capacity`` is the
             caller's to guarantee.
           positions: i32[B, T] rotary positions; by default they follow the row's length.
@@ -214,13 +215,15 @@ class Llama(nnx.Module):
           with_logits: False skips the output head.
           run: for each layer, whether its attention and its MLP take part (static); all do by default.
           taps: after how many layers to return the hidden states as well (static); 0 is the embedding.
+          embedded: [B, T, H], what the first layer gets in place of tokens' embeddings.
           whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
             states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
         starts = cache.lengths
-        positions, mask = where(cache, tokens.shape[1], positions, mask)
+        x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
+        x = whole(x)  # [B, T, H]
+        positions, mask = where(cache, x.shape[1], positions, mask)
         angles = rope.cos_sin(self.config, positions)
-        x = whole(dequantize(self.embed[...][tokens], self.norm.weight[...].dtype))  # [B, T, H]
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
@@ -229,7 +232,7 @@ class Llama(nnx.Module):
             values.append(layer_values)
             hidden_after.append(x)
         hidden = whole(self.norm(x))
-        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*tokens.shape, 0))
+        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*x.shape[:2], 0))
         cache = cache._replace(keys=tuple(keys), values=tuple(values))
         return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
 

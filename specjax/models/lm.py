@@ -40,21 +40,22 @@ class LM:
 
     def __call__(
         self,
-        tokens: jax.Array,
+        tokens: jax.Array | None,
         cache: KVCache,
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
         with_logits: bool = True,
         run: tuple[tuple[bool, bool], ...] | None = None,
         taps: tuple[int, ...] = (),
+        embedded: jax.Array | None = None,
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
         module = llama.merge(self.config, self.params)
         if self.mesh is None:
-            return module(tokens, cache, positions, mask, with_logits, run, taps)
+            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         whole = partial(lax.with_sharding_constraint, shardings=everywhere)
-        return module(tokens, cache, positions, mask, with_logits, run, taps, whole)
+        return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, whole)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""

@@ -1,0 +1,38 @@
+"""Trained look-ahead tokens: input embeddings that stand for tokens to come (Monea et al. 2023, PaSS, section 3)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class LookaheadConfig:
+    """Their shape.
+
+    Args:
+      hidden_size: the target's.
+      num_tokens: L, how many follow the last real token; L + 1 tokens are drafted at most.
+    """
+
+    hidden_size: int
+    num_tokens: int = 3
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "LookaheadConfig":
+        return cls(**data)
+
+
+class LookaheadTokens(nnx.Module):
+    """The embeddings, [L, H]."""
+
+    def __init__(self, config: LookaheadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        shape = (config.num_tokens, config.hidden_size)
+        self.table = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * 0.02)
