@@ -92,6 +92,14 @@ def of(draft: Draft) -> Chain | Tree:
     return Tree(known, jnp.sum(known, axis=2, dtype=jnp.int32) - 1)
 
 
+def as_tree(draft: Draft, size: int) -> Draft:
+    """The same draft as a tree of ``size`` nodes; those added are not valid."""
+    if draft.parents is None:
+        draft = draft._replace(parents=jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]), draft.tokens.shape))
+    more = size - draft.tokens.shape[1]
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), draft)
+
+
 def seen(ancestors: jax.Array, starts: jax.Array, capacity: int) -> jax.Array:
     """Attention mask of nodes whose entries follow starts i32[B] committed ones.
 

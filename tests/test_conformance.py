@@ -28,6 +28,8 @@ TARGET = testing.tiny_lm(0, std=0.7, **SHAPE)
 DEEP = testing.tiny_lm(1, std=0.7, **{**SHAPE, "num_hidden_layers": 2})  # for drafters that leave layers out
 SELF = DraftModel(TARGET, prefill_chunk=4)
 TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
+THIRD = DraftModel(testing.noisy_twin(TARGET, 0.4, seed=7), prefill_chunk=4)
+FAR = DraftModel(testing.noisy_twin(TARGET, 1.0, seed=3), prefill_chunk=4)
 HEAD_SHAPE = EagleConfig(dataclasses.replace(TARGET.config, vocab_size=3), (0, 1, 2))
 HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(eagle.Eagle, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
 EAGLE1_SHAPE = Eagle1Config(HEAD_SHAPE.layer)
@@ -66,6 +68,11 @@ DRAFTERS = {
     "tree, replaced": TreeModel(TWIN.lm, FixedTree(from_widths((2, 2, 1)), with_replacement=True), prefill_chunk=4),
     "tree of the best": TreeModel(TWIN.lm, (2, 2, 1), temperature=0.0, prefill_chunk=4),
     "tree as wide as the vocabulary": TreeModel(TWIN.lm, (4, 1, 2), prefill_chunk=4),
+    "two models in one tree": drafters.Forest(
+        (TreeModel(TWIN.lm, (2, 1), prefill_chunk=4), TreeModel(THIRD.lm, (1, 1), prefill_chunk=4))
+    ),
+    "one model twice in one tree": drafters.Forest((TreeModel(FAR.lm, (1, 1), prefill_chunk=4),) * 2),
+    "model and head in one tree": drafters.Forest((TreeModel(TWIN.lm, (1,), temperature=0.0, prefill_chunk=4), HEAD)),
     "uneven tree": TreeModel(TWIN.lm, from_choices([(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])),
     "lookup, else tree": drafters.FirstOf(PromptLookup(), TreeModel(TWIN.lm, (2, 1), prefill_chunk=4)),
     "cascade over a tree": drafters.Cascade(TreeModel(SELF.lm, (2, 1), prefill_chunk=4), TWIN.lm, 2, prefill_chunk=4),
@@ -92,6 +99,7 @@ CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")
 CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("tree", "rejection")}
 SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy", "tree, replaced")
+OWN_ARGUMENT += ("one model twice in one tree",)
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
 
 

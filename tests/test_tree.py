@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from specjax import acceptance, generate, random, sampling, stream, testing, timing, tree
-from specjax.drafters import Adaptive, DraftModel, FirstOf, Heuristic, PromptLookup, TreeModel
+from specjax.drafters import Adaptive, DraftModel, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
 from specjax.drafters.grow import draw_children
 from specjax.generation import prepare
 from specjax.models import cache as kv
@@ -254,3 +254,21 @@ def test_what_cannot_hold_a_tree_says_so():
     for bad in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="temperature"):
             TreeModel(TWIN, (2,), temperature=bad)
+
+
+def test_a_forest_takes_trees_alone():
+    with pytest.raises(ValueError, match=r"got \(TreeModel, DraftModel\); TreeModel\(lm, \(1,\)\) drafts what"):
+        Forest((TREE, DraftModel(TWIN)))
+    with pytest.raises(ValueError, match="takes two or more"):
+        Forest((TREE,))
+
+
+def test_a_forest_of_self_drafts_is_accepted_whole_and_keeps_the_better_member():
+    """Its second member is judged only where the first fails, so right tokens from either are kept."""
+    both = [Forest(pair) for pair in ((TreeModel(LM, (1,)), TREE), (TREE, TreeModel(LM, (1,))))]
+    options = dict(num_speculative_tokens=3, max_new_tokens=24)
+    plain = generate(LM, PROMPTS, **options).tokens
+    for forest in both:
+        out = generate(LM, PROMPTS, drafter=forest, **options)
+        assert out.tokens == plain
+        assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)

@@ -6,6 +6,7 @@ from specjax.drafters.dynamic_tree import DynamicTree
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.files import load, shipped
 from specjax.drafters.first_of import FirstOf
+from specjax.drafters.forest import Forest
 from specjax.drafters.grow import FixedTree
 from specjax.drafters.jacobi import Jacobi
 from specjax.drafters.layer_skip import LayerSkip
@@ -33,6 +34,7 @@ __all__ = [
     "EntropyGuided",
     "FirstOf",
     "FixedTree",
+    "Forest",
     "Heuristic",
     "Jacobi",
     "LayerSkip",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax import tree
 from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
@@ -85,13 +86,5 @@ def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
         a, b = (d._replace(probs=draft_probs(d, vocab)) for d in (a, b))
     if a.parents is not None or b.parents is not None:
         size = max(a.tokens.shape[1], b.tokens.shape[1])
-        a, b = _as_tree(a, size), _as_tree(b, size)
+        a, b = tree.as_tree(a, size), tree.as_tree(b, size)
     return jax.tree.map(lambda x, y: jnp.where(where.reshape(-1, *(1,) * (x.ndim - 1)), x, y), a, b)
-
-
-def _as_tree(draft: Draft, size: int) -> Draft:
-    """The same draft as a tree of ``size`` nodes; those added are not valid."""
-    if draft.parents is None:
-        draft = draft._replace(parents=jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]), draft.tokens.shape))
-    more = size - draft.tokens.shape[1]
-    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), draft)
