@@ -20,7 +20,7 @@ class Forest(Chain):
     """Proposes what each of several drafters does, in one tree: their first tokens are siblings, judged in their order.
 
     The members draw independently of each other: a sibling is judged by the q that it alone was drawn from, so none may
-    depend on another's draw. Two may propose the same token; it then counts once.
+    depend on another's draw. Where two propose the same token, what both have below it stands below the first.
 
     Args:
       members: ``TreeModel``, ``Eagle``, ``Medusa`` or ``PaSS``, which make no assumption about whose tokens were kept.
@@ -74,7 +74,7 @@ class Forest(Chain):
             return state
 
         state = self._each(state, ask)
-        return _side_by_side(drafts, target.config.vocab_size), state
+        return _side_by_side(drafts, target.config.vocab_size, num_speculative_tokens), state
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         return self._each(state, lambda member, state: member.commit(target, state, outcome))
@@ -91,8 +91,8 @@ class Forest(Chain):
 jax.tree_util.register_dataclass(Forest, data_fields=["members"], meta_fields=[])
 
 
-def _side_by_side(drafts: list[Draft], vocab: int) -> Draft:
-    """One tree of several; point masses beside sampled drafts are written out as one-hot."""
+def _side_by_side(drafts: list[Draft], vocab: int, depth: int) -> Draft:
+    """One tree, ``depth`` deep, of several; point masses beside sampled drafts are written out as one-hot."""
     certain, nodes, parents = all(d.probs is None for d in drafts), 0, []
     for i, draft in enumerate(drafts):
         size = draft.tokens.shape[1]
@@ -102,4 +102,18 @@ def _side_by_side(drafts: list[Draft], vocab: int) -> Draft:
         drafts[i] = draft._replace(probs=None if certain else draft_probs(draft, vocab), parents=None)
         nodes += size
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drafts)
-    return joined._replace(parents=jnp.concatenate(parents, axis=1).astype(jnp.int32))
+    return joined._replace(parents=_merged(joined, jnp.concatenate(parents, axis=1), depth).astype(jnp.int32))
+
+
+def _merged(draft: Draft, parents: jax.Array, depth: int) -> jax.Array:
+    """Parents i32[B, N] with every node's children put below the first of its equals: same parent, same token.
+
+    The equals stay, since what one refuses of a token the next must refuse too.
+    """
+    tokens, itself = draft.tokens, jnp.eye(draft.tokens.shape[1], dtype=bool)
+    for _ in range(depth - 1):  # what stands a level deeper can be alike once its parents are one
+        alike = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])
+        first = jnp.argmax(alike & draft.valid[:, None] | itself, axis=2)  # [B, N]
+        above = jnp.take_along_axis(first, jnp.maximum(parents - 1, 0), axis=1) + 1
+        parents = jnp.where(parents > 0, above, 0)
+    return parents
