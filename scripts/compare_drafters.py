@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 
 import specjax
+from specjax import acceptance
 from specjax import drafters as d
 from specjax.commandline import Parser, refusing
 from specjax.datastore import Datastore
@@ -24,14 +25,21 @@ from specjax.drafters.files import read_about, shipped
 from specjax.drafters.grow import tree_of
 from specjax.metrics import Totals
 from specjax.prompts import encoded_prompts
+from specjax.topology import sequoia
 
 
 def candidates(
-    lm: specjax.LM, corpus: Callable[[], list[list[int]]], known: list[list[int]], files: list[str], exits: list[int]
+    lm: specjax.LM,
+    corpus: Callable[[], list[list[int]]],
+    spare: list[list[int]],
+    known: list[list[int]],
+    files: list[str],
+    exits: list[int],
 ) -> dict[str, tuple]:
     """Name -> (what makes the drafter, K).
 
-    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers after which it is left.
+    ``spare`` prompts are not compared on, ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits``
+    layers after which the model is left.
     """
     vocab = lm.config.vocab_size
     lookup = d.PromptLookup()
@@ -39,6 +47,11 @@ def candidates(
 
     def retrieval():
         return d.Retrieval.over(Datastore.build(corpus()))
+
+    def best_tree(trained, nodes: int):
+        """The best for the acceptance by rank that is measured on a few of the spare prompts."""
+        rates = acceptance.by_rank(lm, spare[:6], trained, 5, 6, max_new_tokens=48)
+        return dataclasses.replace(trained, tree=tree_of(sequoia(rates, nodes)))
 
     found: dict[str, tuple] = {}
     for file in files:
@@ -49,6 +62,8 @@ def candidates(
         for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
             grown = dataclasses.replace(trained, tree=tree)
             found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
+        if isinstance(trained, d.Eagle):
+            found[f"{name}, sequoia tree of 16"] = (lambda trained=trained: best_tree(trained, 16), 5)
     for after in exits:
         found[f"early exit after layer {after}"] = (lambda after=after: d.LayerSkip(exit_layer=after), 3)
     return found | {
@@ -148,7 +163,7 @@ def run(args) -> None:
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
     print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
     print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (make, chosen) in candidates(lm, corpus, known, args.trained, exits).items():
+    for name, (make, chosen) in candidates(lm, corpus, spare, known, args.trained, exits).items():
         if args.only and not any(name.startswith(start) for start in args.only):
             continue
         drafter = make()

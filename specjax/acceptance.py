@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, theory
+from specjax import decode, theory, topology
 from specjax.drafters import NoDraft
+from specjax.drafters.grow import ChainOrTree
 from specjax.generation import prepare
 from specjax.models.lm import LM
 from specjax.requests import Options
@@ -112,6 +113,71 @@ def measure(
         overlaps, weights = (np.array(x, np.float64).reshape(-1, size) for x in zip(*seen, strict=True))
         samples.append(Sample(overlaps, weights))
     return samples
+
+
+class _Node(Rejection):
+    """Judges as it would, and keeps what it was shown and how far it came."""
+
+    seen: list[tuple[jax.Array, jax.Array | None]]
+
+    def __init__(self):
+        object.__setattr__(self, "seen", [])
+
+    def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
+        verdict = super().verify(p, draft, keys, lengths)
+        self.seen.append((draft.valid, verdict.node))
+        return verdict
+
+
+@partial(jax.jit, static_argnames="size", donate_argnames="state")
+def _tree_round(target: LM, drafter: Drafter, size: int, state: DecodeState):
+    """A round, with which nodes were proposed, bool[B, N], and the last one accepted, i32[B]."""
+    watch, running = _Node(), state.active
+    state, _ = decode.round(target, drafter, watch, size, state)
+    ((valid, node),) = watch.seen
+    return state, valid & running[:, None], node
+
+
+def by_rank(lm: LM, prompts: Sequence, drafter: Any, depth: int = 4, breadth: int = 4, **options) -> np.ndarray:
+    """How often the child of each rank is the one accepted, by depth: what ``topology.sequoia`` makes a tree of.
+
+    A tree is drafted whose first nodes alone go on, each with ``breadth`` children, and rounds are counted that came so
+    far down.
+
+    Args:
+      lm: the target.
+      prompts, **options: as of ``specjax.generate``; one batch.
+      drafter: one with a ``tree``: ``TreeModel``, ``Eagle``, ``Medusa``, ``PaSS``.
+      depth: K.
+      breadth: M, children of a node.
+
+    Returns:
+      f64[K, M]; a row of zeros where no round came.
+
+    Raises:
+      ValueError: as ``generate``, or for a drafter without a tree.
+    """
+    if not isinstance(drafter, ChainOrTree):
+        raise ValueError(f"acceptance by rank needs a drafter that grows trees, got {type(drafter).__name__}")
+    spine = [(0,) * d + (m,) for d in range(depth) for m in range(breadth)]
+    shape = topology.from_choices(spine)
+    grown: Any = dataclasses.replace(drafter, tree=shape)  # type: ignore[type-var]
+    job = prepare(lm, prompts, Options(drafter=grown, num_speculative_tokens=depth, **options))
+    state, came, kept = job.start(job.request), np.zeros(depth), np.zeros((depth, breadth))
+    while np.asarray(state.active).any():
+        state, valid, node = jax.device_get(_tree_round(job.lm, job.drafter, depth, state))
+        for proposed, last in zip(valid, node, strict=True):
+            path = [i for i in range(1, len(shape.parents) + 1) if shape.ancestors[last, i]]
+            for d in range(depth):
+                here = 1 + breadth * d  # the first child of the node that the spine has at this depth
+                if not proposed[here - 1]:
+                    break
+                came[d] += 1
+                if len(path) > d:
+                    kept[d, path[d] - here] += 1
+                if len(path) <= d or path[d] != here:
+                    break
+    return kept / np.maximum(came, 1)[:, None]
 
 
 def alpha(samples: Sequence[Sample], position: int = 0) -> Alpha:

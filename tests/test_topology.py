@@ -5,6 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from specjax import acceptance, generate
+from specjax.drafters import PromptLookup, TreeModel
+from specjax.testing import table_lm
 from specjax.topology import Topology, expected_length, from_choices, from_widths, sequoia
 
 
@@ -66,3 +69,30 @@ def test_sequoia_leaves_out_what_earns_nothing():
 def test_expected_length_of_a_chain_and_past_the_table():
     assert expected_length(from_widths((1, 1)), [[0.5], [0.4]]) == pytest.approx(0.5 + 0.2)
     assert expected_length(from_widths((2, 1, 1)), [[0.5], [0.4]]) == pytest.approx(0.5 + 0.2)
+
+
+def test_acceptance_by_rank_is_what_the_models_laws_say():
+    """Greedy, the child of rank m is accepted where the draft's m-th best token is the target's best; sampled, the
+    first child is accepted with probability sum min(p, q)."""
+    rng = np.random.default_rng(0)
+    p, q = (rng.dirichlet(np.full(6, 0.5), 6) for _ in range(2))
+    target, draft = table_lm(p), table_lm(q)
+    prompts = [[i] for i in range(6)]
+    options = dict(max_new_tokens=200, ignore_eos=True, seed=list(range(6)))
+    found = acceptance.by_rank(target, prompts, TreeModel(draft, (1,)), 2, 3, temperature=1.0, **options)
+    text = np.concatenate([[p, *t] for p, t in zip(
+        range(6), generate(target, prompts, temperature=1.0, **options).tokens, strict=True)])  # fmt: skip
+    share = np.bincount(text, minlength=6) / len(text)
+    expected = np.sum(share * np.minimum(p, q).sum(1))
+    assert abs(found[0, 0] - expected) < 0.06, (found, expected)
+    assert (found.sum(1) <= 1).all() and (found[0] > 0).all()
+    self_draft = acceptance.by_rank(target, prompts, TreeModel(target, (1,)), 3, 2, temperature=1.0, **options)
+    assert np.array_equal(self_draft, [[1, 0]] * 3)
+    second = q.copy()  # a draft whose second best is always the target's best
+    best = p.argmax(1)
+    second[np.arange(6), best] = 0.0
+    second[np.arange(6), best] = 0.9 * second.max(1)
+    greedy = acceptance.by_rank(target, prompts, TreeModel(table_lm(second), (1,)), 2, 3, **options)
+    assert np.array_equal(greedy, [[0, 1, 0], [0, 0, 0]])
+    with pytest.raises(ValueError, match="needs a drafter that grows trees, got PromptLookup"):
+        acceptance.by_rank(target, prompts, PromptLookup())
