@@ -38,8 +38,8 @@ def candidates(
 ) -> dict[str, tuple]:
     """Name -> (what makes the drafter, K).
 
-    ``spare`` prompts are not compared on, ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits``
-    layers after which the model is left.
+    ``spare`` prompts are not compared on, ``known`` is for the oracle alone, ``files`` are of trained drafters,
+    ``exits`` layers after which the model is left.
     """
     vocab = lm.config.vocab_size
     lookup = d.PromptLookup()
