@@ -8,8 +8,10 @@ import pytest
 import specjax
 from specjax import random, sampling
 from specjax.drafters import (
+    Adaptive,
     Cascade,
     DraftModel,
+    EntropyGuided,
     FirstOf,
     Jacobi,
     LayerSkip,
@@ -22,6 +24,7 @@ from specjax.drafters import (
     SinkWindow,
     TreeModel,
 )
+from specjax.drafters.adaptive import AdaptiveState
 from specjax.testing import (
     Trial,
     check_path_independence,
@@ -251,11 +254,13 @@ def test_lookahead_learns_the_same_beside_a_drafter_of_narrower_blocks(size):
 @pytest.mark.parametrize("drafter", [
     FirstOf(PromptLookup(prompt_lookup_min=1), Lookahead(window=3, guesses=2)),
     FirstOf(Jacobi(), PromptLookup(9, 9)),
-], ids=["lookahead", "jacobi"])  # fmt: skip
+    FirstOf(PromptLookup(prompt_lookup_min=1), Adaptive(DraftModel(noisy_twin(DEEP, 0.2)), EntropyGuided())),
+], ids=["lookahead", "jacobi", "entropy"])  # fmt: skip
 def test_what_a_row_learns_of_a_drafter_is_not_its_neighbours_to_say(drafter):
     """Whether a neighbour asks the second drafter decides whether that runs at all, and how wide the block is."""
+    part = lambda own: own[1].policy if isinstance(own[1], AdaptiveState) else own  # noqa: E731
     for seed in range(4):
-        common = dict(size=3, temperature=0.7, seed=seed)
+        common = dict(size=3, part=part, temperature=0.7, seed=seed)
         # As text, since NaN, no entropy yet, is not itself.
         assert str(learned(drafter, limits=[20, 0], **common)) == str(learned(drafter, limits=[20, 20], **common))
 
