@@ -93,7 +93,9 @@ def score(
 
     if len(widths) == 1:
         return at_width(full, cache)
-    needed = 1 + jnp.max(draft.valid * jnp.arange(1, full))  # the last node that counts
+    counts = jnp.max(draft.valid * jnp.arange(1, full), axis=1)  # i32[B] the last node that does
+    least = 0 if draft.least is None else draft.least * state.active
+    needed = 1 + jnp.max(jnp.maximum(counts, least))
     branch = jnp.sum(needed > jnp.array(widths[:-1]))
     return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
 

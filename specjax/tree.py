@@ -97,7 +97,9 @@ def as_tree(draft: Draft, size: int) -> Draft:
     if draft.parents is None:
         draft = draft._replace(parents=jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]), draft.tokens.shape))
     more = size - draft.tokens.shape[1]
-    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), draft)
+    nodes = draft._replace(least=None)  # the one field that is of the row
+    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), nodes)
+    return wide._replace(least=draft.least)
 
 
 def seen(ancestors: jax.Array, starts: jax.Array, capacity: int) -> jax.Array:

@@ -26,6 +26,7 @@ class Draft(NamedTuple):
     valid: jax.Array  # bool[B, N]: proposed at all; nothing below a False counts, though ``Outcome.answers`` has it
     probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
     parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
+    least: jax.Array | None = None  # i32[B] drafted tokens that are run, valid or not, as their answers are wanted
 
 
 class Verdict(NamedTuple):
@@ -121,7 +122,8 @@ class Drafter(Protocol):
     """
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        """Block widths to compile, rising to N + 1; a round runs the narrowest that holds every row's draft.
+        """Block widths to compile, rising to N + 1; a round runs the narrowest that holds every row's draft: what is
+        valid of it, and the first ``Draft.least``.
 
         N = K unless the drafts are trees.
 

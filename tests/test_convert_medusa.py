@@ -75,3 +75,9 @@ def test_other_layouts_are_refused_by_name(tmp_path, change, config, says):
 def test_a_folder_without_a_config_is_no_head(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no config.json, so it is no trained head"):
         files.load(tmp_path, TARGET)
+
+
+def test_output_heads_of_their_own_are_not_dropped_in_silence(tmp_path):
+    with pytest.raises(ValueError, match="own output heads"):
+        files.save(tmp_path / "heads.safetensors", "medusa", CONFIG, HEADS.params, np.arange(12))
+    assert not any(tmp_path.iterdir())

@@ -8,19 +8,23 @@ import pytest
 import specjax
 from specjax import random, sampling
 from specjax.drafters import (
+    Adaptive,
     Cascade,
     DraftModel,
+    EntropyGuided,
     FirstOf,
     Jacobi,
     LayerSkip,
     Lookahead,
     NGramTable,
+    NoDraft,
     Oracle,
     PromptLookup,
     RandomDraft,
     SinkWindow,
     TreeModel,
 )
+from specjax.drafters.adaptive import AdaptiveState
 from specjax.testing import (
     Trial,
     check_path_independence,
@@ -221,6 +225,44 @@ def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
         assert set(map(tuple, after.drafter.pool[row, :5].tolist())) - {(-1,) * 3} == {
             (*pair, answer) for *pair, answer in zip(oldest.tolist(), newest.tolist(), answers, strict=True)
         }
+
+
+def learned(drafter, size: int, limits: list[int], part=lambda own: own, **options) -> list:
+    """What the first row's drafter has learned after each of its rounds; the second row may have nothing to do."""
+    prompts = [[1, 2, 0, 1, 3, 0], [0, 1, 2, 2, 1, 4]]
+    job = specjax.generation.prepare(DEEP, prompts, specjax.Options(
+        drafter=drafter, num_speculative_tokens=size, max_new_tokens=limits, capacity=64, **options
+    ))  # fmt: skip
+    state, rounds = job.start(job.request), []
+    while state.active[0]:
+        state, _ = job.round(state)
+        rounds.append(jax.tree.map(lambda x: np.asarray(x[0]).tolist(), part(state.drafter)))
+    return rounds
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_lookahead_learns_the_same_beside_a_drafter_of_narrower_blocks(size):
+    """Else it would remember, as the target's, answers to nodes that were never run."""
+    lookahead, silent = Lookahead(window=3, guesses=2), PromptLookup(9, 9)
+    # A stop token among the guesses leaves little of the window to be judged.
+    common = dict(size=size, limits=[20, 0], eos_token_id=1)
+    alone = learned(lookahead, **common)
+    assert learned(FirstOf(silent, lookahead), part=lambda own: own[1], **common) == alone
+    assert learned(FirstOf(lookahead, NoDraft()), part=lambda own: own[0], **common) == alone
+
+
+@pytest.mark.parametrize("drafter", [
+    FirstOf(PromptLookup(prompt_lookup_min=1), Lookahead(window=3, guesses=2)),
+    FirstOf(Jacobi(), PromptLookup(9, 9)),
+    FirstOf(PromptLookup(prompt_lookup_min=1), Adaptive(DraftModel(noisy_twin(DEEP, 0.2)), EntropyGuided())),
+], ids=["lookahead", "jacobi", "entropy"])  # fmt: skip
+def test_what_a_row_learns_of_a_drafter_is_not_its_neighbours_to_say(drafter):
+    """Whether a neighbour asks the second drafter decides whether that runs at all, and how wide the block is."""
+    part = lambda own: own[1].policy if isinstance(own[1], AdaptiveState) else own  # noqa: E731
+    for seed in range(4):
+        common = dict(size=3, part=part, temperature=0.7, seed=seed)
+        # As text, since NaN, no entropy yet, is not itself.
+        assert str(learned(drafter, limits=[20, 0], **common)) == str(learned(drafter, limits=[20, 20], **common))
 
 
 @pytest.mark.slow

@@ -162,6 +162,7 @@ class AdaptiveState(NamedTuple):
     inner: Any
     policy: Any
     entropy: jax.Array  # f32[B, K] of the draft under way
+    asked: jax.Array  # bool[B] whether the row takes part in it: others' rounds are not the policy's to learn from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +194,7 @@ class Adaptive:
             self.drafter.init(target, batch, capacity, num_speculative_tokens),
             self.policy.init(batch, num_speculative_tokens),
             jnp.zeros((batch, num_speculative_tokens)),
+            jnp.zeros(batch, bool),
         )
 
     def follow(self, target: LM, own: AdaptiveState, request: Request, starts: jax.Array, out: Output) -> AdaptiveState:
@@ -215,7 +217,8 @@ class Adaptive:
             draft, inner = self.drafter.propose(target, inner, keys, size)
             short = ((0, 0), (0, num_speculative_tokens - size))
             probs = None if draft.probs is None else jnp.pad(draft.probs, (*short, (0, 0)))
-            return Draft(jnp.pad(draft.tokens, short), jnp.pad(draft.valid, short), probs), inner
+            tokens, valid = jnp.pad(draft.tokens, short), jnp.pad(draft.valid, short)
+            return draft._replace(tokens=tokens, valid=valid, probs=probs), inner
 
         branch = jnp.sum(jnp.max(chosen * state.active) > jnp.array(sizes[:-1], jnp.int32))
         branches = [partial(at_size, size) for size in sizes]
@@ -224,7 +227,7 @@ class Adaptive:
         length = jnp.minimum(1 + chain.leading_run(goes_on), chosen)
         valid = draft.valid & (jnp.arange(num_speculative_tokens) < length[:, None])
         entropy = chain.draft_entropy(draft, vocab)
-        own = AdaptiveState(after.drafter, own.policy, entropy)
+        own = AdaptiveState(after.drafter, own.policy, entropy, state.active)
         return draft._replace(valid=valid), after._replace(drafter=own)
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
@@ -235,8 +238,12 @@ class Adaptive:
             judged = jnp.minimum(outcome.count + 1, outcome.drafted)
             at = jnp.arange(own.entropy.shape[1]) < judged[:, None]
             mean = jnp.sum(jnp.where(at, own.entropy, 0.0), axis=1) / judged  # 0 / 0 is the NaN of no evidence
-            policy = self.policy.learn(policy, Round(outcome.drafted, outcome.count, mean))
-        return after._replace(drafter=AdaptiveState(after.drafter, policy, own.entropy))
+            learned = self.policy.learn(policy, Round(outcome.drafted, outcome.count, mean))
+            policy = jax.tree.map(
+                lambda new, old: jnp.where(own.asked.reshape(-1, *(1,) * (old.ndim - 1)), new, old), learned, policy
+            )
+        own = AdaptiveState(after.drafter, policy, own.entropy, jnp.zeros_like(own.asked))
+        return after._replace(drafter=own)
 
 
 jax.tree_util.register_dataclass(Adaptive, data_fields=["drafter"], meta_fields=["policy"])

@@ -47,8 +47,14 @@ def save(path: str | Path, kind: str, config: Any, params: dict, tokens: Any = N
       params: its weights; those in ``SHARED`` are left out.
       tokens: i32[D], for a head that drafts only some tokens.
       about: JSON-ready notes on how it was made.
+
+    Raises:
+      ValueError: Medusa heads with output heads of their own, which the target couldn't give back.
     """
     from safetensors.numpy import save_file
+
+    if getattr(config, "own_heads", False):
+        raise ValueError("a file holds no output head, so Medusa heads with their own output heads can't be saved")
 
     arrays: dict[str, np.ndarray] = {} if tokens is None else {"tokens": np.asarray(tokens, np.int32)}
 

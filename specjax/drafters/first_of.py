@@ -80,10 +80,14 @@ jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_
 
 
 def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
-    """a's rows where bool[B] says so, else b's; a point mass beside a sampled draft is written out as one-hot, and a
-    chain beside a tree as a tree."""
+    """a's rows where bool[B] says that b is silent, else b's; a point mass beside a sampled draft is written out as
+    one-hot, and a chain beside a tree as a tree."""
     if (a.probs is None) != (b.probs is None):
         a, b = (d._replace(probs=draft_probs(d, vocab)) for d in (a, b))
+    if a.least is not None or b.least is not None:
+        wish_a, wish_b = (0 if d.least is None else d.least for d in (a, b))
+        least = jnp.maximum(jnp.where(where, wish_a, 0), wish_b)  # of the first even where it was silent
+        a, b = (d._replace(least=least) for d in (a, b))
     if a.parents is not None or b.parents is not None:
         size = max(a.tokens.shape[1], b.tokens.shape[1])
         a, b = tree.as_tree(a, size), tree.as_tree(b, size)

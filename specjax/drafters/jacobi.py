@@ -30,7 +30,6 @@ class Jacobi(Chain):
     guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
     """
 
-    # The block is never narrower: the answers at every position are the point.
     def check(self, target: LM) -> None:
         del target
 
@@ -45,10 +44,11 @@ class Jacobi(Chain):
         del target
         offset = jnp.arange(num_speculative_tokens)
         q, known = state.drafter
+        least = jnp.full_like(known, q.shape[1])  # the answers at every position are the point
         q = q[:, :num_speculative_tokens]
         tokens = random.categorical(random.at(keys, state.lengths[:, None] + offset), q)
         valid = (offset < known[:, None]) & jnp.isfinite(q[..., 0])
-        return Draft(tokens, valid, q), state
+        return Draft(tokens, valid, q, least=least), state
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
         del target

@@ -59,7 +59,6 @@ class Lookahead(Chain):
             )
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        # Never narrower: the answers to the window are the point.
         return (1 + (self.guesses + self.window) * num_speculative_tokens,)
 
     def check(self, target: LM) -> None:
@@ -81,14 +80,17 @@ class Lookahead(Chain):
         scattered = 7 * jnp.arange(size * self.window) % state.lengths[:, None]
         begun = jnp.take_along_axis(state.tokens, scattered, axis=1).reshape(own.window.shape)
         window = jnp.where(own.window == NO_TOKEN, begun, own.window)
+        # A row that sits out begins when it is its turn, not when a neighbour happens to ask.
+        own = own._replace(window=jnp.where(state.active[:, None, None], window, own.window))
         last = state.tokens[rows, state.lengths - 1]
         ngrams, found = jax.vmap(self.matches)(own.pool, own.next, last)
         tokens = jnp.concatenate([window.reshape(len(rows), -1), jnp.maximum(ngrams, 0).reshape(len(rows), -1)], axis=1)
         above, shallow = self.tree(size)
         judged = jnp.broadcast_to(shallow.ravel(), (len(rows), shallow.size))
         valid = jnp.concatenate([judged, jnp.repeat(found, size, axis=1)], axis=1)
-        state = state._replace(drafter=own._replace(window=window))
-        return Draft(tokens, valid, None, jnp.broadcast_to(above, tokens.shape)), state
+        # Beside a drafter of narrower blocks too: the answers to the window are the point.
+        least = jnp.full(len(rows), size * self.window)
+        return Draft(tokens, valid, None, jnp.broadcast_to(above, tokens.shape), least), state._replace(drafter=own)
 
     def tree(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Parents i32[N] of the window, call by call, and of the chains; bool[K, W] of the window: at most K deep."""
