@@ -43,13 +43,17 @@ class Alpha:
     error: float | None
 
 
-class _Watch(Rejection):
-    """Accepts nothing and draws the target's own token, as plain decoding does; keeps what it was shown."""
+class _Witness(Rejection):
+    """Keeps what a round shows it, for whoever traces that round."""
 
-    seen: list[tuple[jax.Array, Draft]]
+    seen: list[tuple]
 
     def __init__(self):
         object.__setattr__(self, "seen", [])
+
+
+class _Watch(_Witness):
+    """Accepts nothing and draws the target's own token, as plain decoding does; keeps what it was shown."""
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
         self.seen.append((p, draft))
@@ -115,13 +119,8 @@ def measure(
     return samples
 
 
-class _Node(Rejection):
+class _Node(_Witness):
     """Judges as it would, and keeps what it was shown and how far it came."""
-
-    seen: list[tuple[jax.Array, jax.Array | None]]
-
-    def __init__(self):
-        object.__setattr__(self, "seen", [])
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
         verdict = super().verify(p, draft, keys, lengths)
@@ -165,8 +164,8 @@ def by_rank(lm: LM, prompts: Sequence, drafter: Any, depth: int = 4, breadth: in
     job = prepare(lm, prompts, Options(drafter=grown, num_speculative_tokens=depth, **options))
     state, came, kept = job.start(job.request), np.zeros(depth), np.zeros((depth, breadth))
     while np.asarray(state.active).any():
-        state, valid, node = jax.device_get(_tree_round(job.lm, job.drafter, depth, state))
-        for proposed, last in zip(valid, node, strict=True):
+        state, *seen = _tree_round(job.lm, job.drafter, depth, state)
+        for proposed, last in zip(*jax.device_get(seen), strict=True):  # the caches stay where they are
             path = [i for i in range(1, len(shape.parents) + 1) if shape.ancestors[last, i]]
             for d in range(depth):
                 here = 1 + breadth * d  # the first child of the node that the spine has at this depth

@@ -87,8 +87,8 @@ class Outcome(NamedTuple):
     hidden: jax.Array  # [B, K+1, H] the target's last hidden states
     taps: dict[int, jax.Array]  # [B, K+1, H] its hidden states after as many layers as the drafter's ``taps`` name
     draft: Draft  # what was judged, another drafter's if this one stands beside others
-    answers: jax.Array  # i32[B, N+1] at each node of it, valid or not, the token of the target's highest
-    # logit; 0 past the width of the block that was run
+    # i32[B, N+1] the target's likeliest token at each node of it, valid or not; 0 past the width that was run.
+    answers: jax.Array
 
 
 class RoundInfo(NamedTuple):

@@ -1,12 +1,13 @@
 """What drafters share: chains of one width, and no state of their own."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Outcome, Request
+from specjax.types import DecodeState, Drafter, Outcome, Request
 
 
 class Chain:
@@ -49,6 +50,15 @@ class OftenSilent(Stateless):
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         return tuple(sorted({1, num_speculative_tokens + 1}))
+
+
+def each(members: Sequence[Drafter], state: DecodeState, ask: Callable[[Any, DecodeState], DecodeState]) -> DecodeState:
+    """The state after each member's turn, in which ``drafter`` is its own; theirs together are a tuple."""
+    own = []
+    for member, mine in zip(members, state.drafter, strict=True):
+        state = ask(member, state._replace(drafter=mine))
+        own.append(state.drafter)
+    return state._replace(drafter=tuple(own))
 
 
 def static(cls):

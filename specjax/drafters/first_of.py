@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import tree
+from specjax.drafters.base import each
 from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
@@ -42,11 +43,7 @@ class FirstOf:
         return tuple(d.follow(target, s, request, starts, out) for d, s in both)
 
     def resume(self, target: LM, state: DecodeState) -> DecodeState:
-        both = tuple(
-            d.resume(target, state._replace(drafter=s)).drafter
-            for d, s in zip((self.first, self.second), state.drafter, strict=True)
-        )
-        return state._replace(drafter=both)
+        return each((self.first, self.second), state, lambda member, state: member.resume(target, state))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -69,11 +66,7 @@ class FirstOf:
         return chosen, state._replace(cache=after_both.cache, drafter=(after.drafter, after_both.drafter))
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        both = tuple(
-            d.commit(target, state._replace(drafter=s), outcome).drafter
-            for d, s in zip((self.first, self.second), state.drafter, strict=True)
-        )
-        return state._replace(drafter=both)
+        return each((self.first, self.second), state, lambda member, state: member.commit(target, state, outcome))
 
 
 jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_fields=[])

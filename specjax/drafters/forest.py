@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import random, tree
-from specjax.drafters.base import Chain
+from specjax.drafters.base import Chain, each
 from specjax.drafters.grow import ChainOrTree
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -59,7 +59,7 @@ class Forest(Chain):
         return tuple(m.follow(target, s, request, starts, out) for m, s in zip(self.members, own, strict=True))
 
     def resume(self, target: LM, state: DecodeState) -> DecodeState:
-        return self._each(state, lambda member, state: member.resume(target, state))
+        return each(self.members, state, lambda member, state: member.resume(target, state))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -73,19 +73,11 @@ class Forest(Chain):
             drafts.append(draft)
             return state
 
-        state = self._each(state, ask)
+        state = each(self.members, state, ask)
         return _side_by_side(drafts, target.config.vocab_size, num_speculative_tokens), state
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        return self._each(state, lambda member, state: member.commit(target, state, outcome))
-
-    def _each(self, state: DecodeState, ask) -> DecodeState:
-        """The state after each member's turn, in which ``drafter`` is its own."""
-        own = []
-        for member, mine in zip(self.members, state.drafter, strict=True):
-            state = ask(member, state._replace(drafter=mine))
-            own.append(state.drafter)
-        return state._replace(drafter=tuple(own))
+        return each(self.members, state, lambda member, state: member.commit(target, state, outcome))
 
 
 jax.tree_util.register_dataclass(Forest, data_fields=["members"], meta_fields=[])

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.config import LlamaConfig
-from specjax.models import llama, rope
+from specjax.models import llama, modules, rope
 from specjax.models.cache import KVCache, alloc
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleConfig:
+class EagleConfig(modules.Config):
     """The head's shape.
 
     Args:
@@ -32,10 +32,6 @@ class EagleConfig:
     @property
     def module(self) -> type:
         return Eagle
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "EagleConfig":

@@ -1,16 +1,16 @@
 """Trained look-ahead tokens: input embeddings that stand for tokens to come (Monea et al. 2023, PaSS, section 3)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models import modules
+
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadConfig:
+class LookaheadConfig(modules.Config):
     """Their shape.
 
     Args:
@@ -20,14 +20,6 @@ class LookaheadConfig:
 
     hidden_size: int
     num_tokens: int = 3
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "LookaheadConfig":
-        return cls(**data)
 
 
 class LookaheadTokens(nnx.Module):

@@ -1,18 +1,16 @@
 """Medusa's heads: each turns the target's last hidden state into one further token's (Cai et al. 2024, section 2.1)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models import llama
+from specjax.models import llama, modules
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(modules.Config):
     """The heads' shape.
 
     Args:
@@ -28,14 +26,6 @@ class MedusaConfig:
     num_heads: int = 4
     num_layers: int = 1
     own_heads: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "MedusaConfig":
-        return cls(**data)
 
 
 class Medusa(nnx.Module):

@@ -1,9 +1,22 @@
 """Modules over plain parameter trees: what ``jax.jit`` sees is a nested dict of arrays, merged into a module inside."""
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from flax import nnx
+
+
+class Config:
+    """What configurations of trained modules share: a JSON-ready dict and back. For frozen dataclasses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
 
 
 @functools.lru_cache(maxsize=64)
