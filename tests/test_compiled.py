@@ -78,7 +78,7 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     drafter = {"none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2)}[drafter]
     request = prepare(testing.tiny_lm(0), [[1, 2, 3]], Options(max_new_tokens=8)).request
     request = jax.eval_shape(lambda: request._replace(tokens=jnp.zeros((1, CAPACITY), jnp.int32)))
-    state = jax.eval_shape(lambda *of: decode.start(*of, 64, False), target, drafter, request)
+    state = jax.eval_shape(lambda *of: decode.start(*of, K, 64, False), target, drafter, request)
     heads = parallel.cache_sharding(mesh) or whole
     cache = state.cache._replace(keys=placed(state.cache.keys, heads), values=placed(state.cache.values, heads),
                                  lengths=placed(state.cache.lengths, whole))  # fmt: skip

@@ -13,8 +13,7 @@ from flax import nnx
 from jax import lax
 
 from specjax.config import LlamaConfig
-from specjax.models import cache as kv
-from specjax.models import modules, rope
+from specjax.models import attention, modules, rope
 from specjax.models.cache import KVCache
 from specjax.models.quantized import Quantized, dequantize
 
@@ -81,14 +80,9 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
     return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
 
-def where(
-    cache: KVCache, size: int, positions: jax.Array | None, mask: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Rotary positions i32[B, T] of a block of T, and bool[B, T, S] which slots each token sees; what is not given
-    follows from the rows' lengths: one position a token, and every slot up to its own."""
-    slots = cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32)  # [B, T]
-    seen = jnp.arange(cache.capacity) <= slots[..., None] if mask is None else mask  # [B, T, S]
-    return slots if positions is None else positions, seen
+def next_positions(cache: KVCache, size: int) -> jax.Array:
+    """i32[B, T] of a block of ``size`` tokens on top of each row: one position a token."""
+    return cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32)
 
 
 class Linear(nnx.Module):
@@ -132,20 +126,11 @@ class Attention(nnx.Module):
         self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
 
     def __call__(self, x, angles, mask, keys, values, starts):
-        c, (batch, block, _) = self.config, x.shape
-        kv_heads, group, dim = c.num_key_value_heads, c.group_size, c.head_dim
-        qkv = self.qkv(x).reshape(batch, block, kv_heads, group + 2, dim)
-        qk = rope.rotate(qkv[..., : group + 1, :], *angles)
-        q, k, v = qk[..., :group, :], qk[..., group, :], qkv[..., group + 1, :]
-        keys = kv.write(keys, k.swapaxes(1, 2), starts)
-        values = kv.write(values, v.swapaxes(1, 2), starts)
-
-        q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * block, dim)  # one matrix a kv head
-        scores = kv.scores(q, keys).reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]
-        weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-        out = kv.mixture(weights.reshape(batch, kv_heads, group * block, -1), values, x.dtype)
-        out = out.reshape(batch, kv_heads, group, block, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
-        return self.o(out.reshape(batch, block, -1)), keys, values
+        """Arguments as of :func:`specjax.models.attention.attend`."""
+        c = self.config
+        qkv = self.qkv(x).reshape(*x.shape[:2], c.num_key_value_heads, c.group_size + 2, c.head_dim)
+        out, keys, values = attention.attend(qkv, angles, mask, keys, values, starts)
+        return self.o(out), keys, values
 
 
 class MLP(nnx.Module):
@@ -222,8 +207,7 @@ class Llama(nnx.Module):
         starts = cache.lengths
         x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
         x = whole(x)  # [B, T, H]
-        positions, mask = where(cache, x.shape[1], positions, mask)
-        angles = rope.cos_sin(self.config, positions)
+        angles = rope.cos_sin(self.config, next_positions(cache, x.shape[1]) if positions is None else positions)
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):

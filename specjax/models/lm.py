@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.config import LlamaConfig
-from specjax.models import llama, quantized
+from specjax.models import attention, llama, quantized
 from specjax.models.cache import KVCache, alloc
 from specjax.models.llama import Output
 
@@ -55,7 +55,8 @@ class LM:
             return module(tokens, cache, positions, mask, with_logits, run, taps, embedded)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         whole = partial(lax.with_sharding_constraint, shardings=everywhere)
-        return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, whole)
+        with attention.left_to_xla():
+            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, whole)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""

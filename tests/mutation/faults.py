@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 import specjax
 from specjax import decode, random, sampling, tree, verify
-from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip
+from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip, Lookahead
 from specjax.models import cache as kv
+from specjax.models import fused_attention
 from specjax.verify import Block, Coupled, Rejection, block, chain, multi
 
 FAULTS = {}  # name -> (function that plants it, ids of default-run tests that must fail)
@@ -40,6 +41,7 @@ TREE_LAW = LAW_OF("tree")
 TREE_TEXT = "tests/test_conformance.py::test_coupled_is_plain_token_for_token_under_sampling[tree]"
 TREE_CACHE = "tests/test_tree.py::test_after_a_tree_the_cache_holds_the_accepted_path[None]"
 TREE_B08 = "tests/test_tree.py::test_b08_the_first_token_has_the_targets_law[{}-3-False]".format
+KERNEL = "tests/test_attention.py::test_the_kernel_is_the_plain_function[{}]".format
 BLOCK = "tests/test_block.py::test_block_draws_anew_in_every_round[Block]"
 BLOCK_LAW = "tests/test_block.py::test_block_commits_with_the_targets_law[3-2]"
 
@@ -361,6 +363,34 @@ def draft_writes_over_a_committed_entry():
         return faulty
 
     wrap(LayerSkip, "propose", make)
+
+
+@fault("tests/test_drafters.py::test_the_window_of_lookahead_goes_on_by_the_targets_answers")
+def lookahead_learns_nothing():
+    wrap(Lookahead, "commit", lambda commit: lambda self, target, state, outcome: state)
+
+
+# ---- kernels ----
+
+
+def change_kernel(change):
+    """``change(*arguments)`` before every call of the attention kernel."""
+    wrap(fused_attention, "attend", lambda attend: lambda *args, **kw: attend(*change(*args), **kw))
+
+
+@fault(KERNEL("nothing cached yet"), KERNEL("a long cache, cut among programs"))
+def kernel_reads_a_stale_entry():
+    change_kernel(lambda *args: (*args[:-1], args[-1] + 1))
+
+
+@fault(KERNEL("a tree"), KERNEL("a tree on a long cache"))
+def kernel_ignores_the_mask():
+    change_kernel(lambda qkv, angles, mask, *rest: (qkv, angles, None, *rest))
+
+
+@fault(KERNEL("one token"), "tests/test_attention.py::test_a_model_and_its_gradient_are_the_same_with_the_kernel")
+def kernel_turns_the_other_way():
+    change_kernel(lambda qkv, angles, *rest: (qkv, (angles[0], -angles[1]), *rest))
 
 
 if os.environ.get("SPECJAX_FAULT"):

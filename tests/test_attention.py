@@ -1,0 +1,141 @@
+"""Attention as one kernel against plain JAX: interpreted on a CPU, as compiled where there is a GPU that runs it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import testing
+from specjax.config import LlamaConfig
+from specjax.drafters import DynamicTree, LayerSkip
+from specjax.models import attention, fused_attention, rope
+from specjax.models import cache as kv
+
+INTERPRET = jax.default_backend() != "gpu"
+# Rows' lengths, tokens, kv heads, queries a kv head, head size, capacity, whether a mask is given.
+CASES = {
+    "one token": ((77,), 1, 2, 4, 64, 128, False),
+    "nothing cached yet": ((0, 131), 6, 2, 4, 32, 200, False),
+    "to the end, three queries a head": ((91, 7), 5, 1, 3, 64, 96, False),
+    "a tree": ((3, 131, 60), 6, 2, 4, 128, 256, True),
+    "a long cache, cut among programs": ((900, 0, 255), 2, 2, 4, 64, 1024, False),
+    "a tree on a long cache": ((1011, 640), 8, 1, 3, 64, 1024, True),
+}
+
+
+def case(lengths, block, heads, group, dim, capacity, masked):
+    """Arguments of attend, with NaN wherever a cache entry is stale: no such entry may reach a result."""
+    keys = jax.random.split(jax.random.key(len(lengths) + block), 4)
+    batch, starts = len(lengths), jnp.array(lengths, jnp.int32)
+    config = LlamaConfig(8, heads * group * dim, 8, 1, heads * group, heads, dim)
+    slots = starts[:, None] + jnp.arange(block)
+    angles = rope.cos_sin(config, slots)
+    qkv = jax.random.normal(keys[0], (batch, block, heads, group + 2, dim), jnp.bfloat16)
+    buffers = [jax.random.normal(key, (batch, heads, capacity, dim), jnp.bfloat16) for key in keys[1:3]]
+    own = jnp.arange(capacity) == slots[..., None]  # [B, T, S]
+    seen = (jnp.arange(capacity) <= slots[..., None]) & jax.random.bernoulli(keys[3], 0.7, own.shape)
+    return qkv, angles, (own | seen) if masked else None, *buffers, starts
+
+
+def numbers(x):
+    return np.asarray(x, np.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_is_the_plain_function(name):
+    qkv, angles, mask, keys, values, starts = args = case(*CASES[name])
+    expected = jax.jit(attention.by_xla)(*args)
+    stale = (jnp.arange(keys.shape[2]) >= starts[:, None])[:, None, :, None]  # [B, 1, S, 1]
+    fill = [jnp.where(stale, jnp.nan, buffer).astype(buffer.dtype) for buffer in (keys, values)]
+    fused = jax.jit(lambda *args: fused_attention.attend(*args, interpret=INTERPRET))(qkv, angles, mask, *fill, starts)
+    # Weights are rounded to 16 bits before they are divided by their total, not after.
+    np.testing.assert_allclose(numbers(fused[0]), numbers(expected[0]), atol=0.02)
+    for got, want in zip(fused[1:], expected[1:], strict=True):
+        ends = (starts + qkv.shape[1])[:, None, None, None]
+        used = np.broadcast_to(jnp.arange(keys.shape[2])[:, None] < ends, got.shape)
+        tolerance = dict(rtol=0, atol=0) if INTERPRET else dict(rtol=0.01, atol=0.02)  # of the rotation's rounding
+        np.testing.assert_allclose(numbers(got)[used], numbers(want)[used], **tolerance)
+        assert np.isnan(numbers(got)[~used]).all(), "nothing is written past the block"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A model that the kernel serves; and a way to trace it anew, as plain JAX or with the kernel."""
+    lm = testing.tiny_lm(3, head_dim=32)
+    lm = dataclasses.replace(lm, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), lm.params))
+
+    def run(how, function):
+        monkeypatch.setattr(attention, "kernels", lambda: how)
+        jax.clear_caches()
+        try:
+            return function(lm)
+        finally:
+            jax.clear_caches()
+
+    return run
+
+
+HOW = "cpu" if INTERPRET else "cuda"
+
+
+def test_a_model_and_its_gradient_are_the_same_with_the_kernel(small):
+    def both(lm):
+        tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, lm.config.vocab_size)
+        cache = kv.with_lengths(lm.alloc_cache(2, 24), jnp.array([0, 9], jnp.int32))
+        return jax.value_and_grad(lambda lm: jnp.sum(lm(tokens, cache).logits ** 2) / 100)(lm)
+
+    (plain, gradient), (fused, other) = small(None, both), small(HOW, both)
+    np.testing.assert_allclose(fused, plain, rtol=0.03)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other), strict=True):
+        assert np.linalg.norm(numbers(a) - numbers(b)) <= 0.1 * np.linalg.norm(numbers(a))
+
+
+@pytest.mark.parametrize("drafter", [LayerSkip(exit_layer=2), None])
+def test_with_the_kernel_a_model_accepts_its_own_drafts(small, drafter):
+    """Its own chain, and rows that leave at different lengths; whatever rounding differs between block widths."""
+    prompts = [[1, 2, 3, 4, 5], [7, 8]]
+
+    def texts(lm):
+        drafting = specjax.drafters.DraftModel(lm) if drafter is None else drafter
+        return specjax.generate(lm, prompts, drafter=drafting, num_speculative_tokens=3, max_new_tokens=12)
+
+    run = small(HOW, texts)
+    assert all(len(tokens) == 12 for tokens in run.tokens)
+    assert min(m.draft_acceptance_rate for m in run.metrics) > 0.9
+
+
+def test_a_tree_with_the_kernel_keeps_the_plain_text(small):
+    """In bfloat16 another rounding may choose another token at a near tie, so most of the text, not all of it."""
+
+    def text(drafter):
+        return lambda lm: specjax.generate(
+            lm, [[1, 2, 3]], drafter=drafter and drafter(lm), num_speculative_tokens=3, max_new_tokens=12
+        ).tokens[0]
+
+    tree = small(HOW, text(lambda lm: specjax.drafters.TreeModel(lm, DynamicTree(2, 6))))
+    plain = small(HOW, text(None))
+    assert sum(a == b for a, b in zip(tree, plain, strict=True)) >= 6
+
+
+def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(fused_attention, "attend", lambda *_, **__: pytest.fail("not served"))
+    qkv, angles, mask, keys, values, starts = case(*CASES["one token"])
+
+    def result(*args):
+        return jax.eval_shape(attention.attend, *args)[0].shape
+
+    assert attention.kernels() == "cuda"
+    assert result(qkv.astype(jnp.float32), angles, mask, keys, values, starts) == (1, 1, 512)
+    wide = jnp.repeat(qkv, 9, axis=1), tuple(jnp.repeat(x, 9, axis=1) for x in angles)  # 36 queries a head
+    assert result(*wide, mask, keys, values, starts) == (1, 9, 512)
+    monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")
+    assert attention.kernels() is None
+    monkeypatch.delenv("SPECJAX_FUSED_ATTENTION")
+    with attention.left_to_xla():
+        assert attention.kernels() is None
+        assert result(qkv, angles, mask, keys, values, starts) == (1, 1, 512)
+    assert attention.kernels() == "cuda"
