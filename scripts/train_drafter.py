@@ -36,6 +36,19 @@ from specjax.training.texts import Texts, dialogues, over_passages
 
 KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 
+# Flags that only some kinds have: (kinds, default, whether it is part of what --start-from brings along).
+OF_KINDS = {
+    "draft_vocab": ({"eagle", "eagle3", "medusa"}, 16384, True),
+    "intermediate": ({"eagle", "eagle3"}, None, True),
+    "unroll": ({"eagle", "eagle3"}, 4, False),
+    "heads": ({"medusa"}, 4, True),
+    "lookahead_tokens": ({"pass"}, 3, True),
+    "layers": ({"draft"}, None, True),
+    "exit_layers": ({"early-exit"}, None, False),
+    "layer_dropout": ({"early-exit"}, 0.1, False),
+}
+SAMPLING = ("dialogues", "sample_batch", "sample_seconds", "text_tokens", "passages", "row_tokens", "prompts")
+
 
 def parse(argv=None) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
@@ -58,20 +71,28 @@ def parse(argv=None) -> argparse.Namespace:
     add("--loss", choices=LOSSES, default="kl")
     add("--start-from", metavar="NAME", help="train a drafter of this kind on: a file, or one that comes with specjax")
     add("--seed", type=int, default=0)
-    add("--draft-vocab", type=int, default=16384, help="heads: tokens that they draft, the most frequent (%(default)s)")
+    add("--draft-vocab", type=int, help="eagle, eagle3, medusa: tokens that they draft, the most frequent (16384)")
     add("--intermediate", type=int, help="eagle, eagle3: width of its MLP; the target's by default")
-    add("--unroll", type=int, default=4, help="eagle, eagle3: tokens in a row that it is trained for (%(default)s)")
-    add("--heads", type=int, default=4, help="medusa: how many (%(default)s)")
-    add("--lookahead-tokens", type=int, default=3, help="pass: how many (%(default)s)")
+    add("--unroll", type=int, help="eagle, eagle3: tokens in a row that it is trained for (4)")
+    add("--heads", type=int, help="medusa: how many (4)")
+    add("--lookahead-tokens", type=int, help="pass: how many (3)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
     add("--exit-layers", type=int, nargs="+", help="early-exit: where to leave; a fifth, third and half by default")
-    add("--layer-dropout", type=float, default=0.1, help="early-exit: of the last layer, the most (%(default)s)")
+    add("--layer-dropout", type=float, help="early-exit: of the last layer, the most (0.1)")
     add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
     add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
     add("--seconds", type=float, default=float("inf"), help="of training at most")
     add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
     add("--json", type=Path, help="the curve and the settings")
     args = parser.parse_args(argv)
+    for flag, (kinds, default, shape) in OF_KINDS.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, default)
+        elif args.kind not in kinds:
+            parser.error(f"--{flag.replace('_', '-')} is for --kind {' or '.join(sorted(kinds))}, not {args.kind}")
+        elif shape and args.start_from:
+            parser.error(f"--{flag.replace('_', '-')} can't be chosen with --start-from: it stays as in that drafter")
+    args.unused = [flag for flag in SAMPLING if getattr(args, flag) != parser.get_default(flag)]
     for flag in ("out", "json", "texts"):
         path = getattr(args, flag)
         if path is not None and not path.parent.is_dir():
@@ -125,6 +146,9 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
 
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     if args.texts is not None and args.texts.is_file():
+        if args.unused:  # no error: the same command goes on with a run that was broken off
+            unused = " ".join(f"--{flag.replace('_', '-')}" for flag in args.unused)
+            print(f"{args.texts} is there and is read as it is; {unused} would be for sampling it", flush=True)
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(

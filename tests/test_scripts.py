@@ -282,19 +282,32 @@ def test_the_drafter_is_chosen_by_the_model():
     assert (args.drafter, args.trained, args.num_speculative_tokens) == ("trained", "x", 7)
 
 
+@pytest.mark.parametrize("args, named", [
+    (["--kind", "eagle3", "--heads", "2"], "--heads is for --kind medusa, not eagle3"),
+    (["--kind", "draft", "--unroll", "2"], "--unroll is for --kind eagle or eagle3, not draft"),
+    (["--kind", "medusa", "--start-from", "x", "--heads", "2"], "--heads can't be chosen with --start-from"),
+])  # fmt: skip
+def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):
+    with pytest.raises(SystemExit):
+        script("train_drafter").parse(args)
+    assert named in capsys.readouterr().err
+
+
 def test_train_use_and_load_a_drafter(capsys, tmp_path):
     """A head is trained from the command line, goes on from its checkpoints, and drafts; so does a model to leave."""
     path = tmp_path / "chat"
     write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
     train = script("train_drafter")
     common = ["--model", str(path), "--texts", str(tmp_path / "t.npz"), "--dialogues", "8", "--sample-batch", "8"]
-    common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--unroll", "2", "--draft-vocab", "64"]
-    common += ["--passages", "4", "--row-tokens", "160"]
+    common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--passages", "4", "--row-tokens", "160"]
+    shape = {"eagle3": ["--unroll", "2", "--draft-vocab", "64"], "medusa": ["--draft-vocab", "64"]}
     for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("pass", "2"), ("draft", "2")):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
-        assert train.main(["--kind", kind, "--steps", steps, *common, *where]) == 0
+        assert train.main(["--kind", kind, "--steps", steps, *common, *where, *shape.get(kind, [])]) == 0
         out = capsys.readouterr().out
         assert '"step": 2,' in out or steps == "4"
+        read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
+        assert (read in out) == ((kind, steps) != ("eagle3", "2"))
     for kind in ("eagle3", "medusa", "pass", "draft"):
         on = ["--kind", kind, "--steps", "1", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
