@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
         f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}, {args.devices} device(s)"
     )
-    speed = measure.bandwidth(4.0 if device.platform != "cpu" else 0.2)
+    speed = measure.bandwidth(4.0 if device.platform != "cpu" else 0.05)
     print(f"read {speed['read'] / 1e12:.3f} TB/s, copy {speed['copy'] / 1e12:.3f} TB/s")
     names = "alpha dtype quantize quantize_draft kv_dtype devices"
     names += " num_speculative_tokens batch prompt_length max_new_tokens"

@@ -6,10 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from specjax import generation
 from specjax.metrics import Totals
@@ -67,8 +69,20 @@ def bandwidth(gigabytes: float) -> dict[str, float]:
     """Bytes a second of reading (a maximum) and of copying (read plus write), on random data."""
     size = int(gigabytes * 1e9 / 2)
     x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(jax.random.key(0))
-    read, copy = jax.jit(lambda x: jnp.max(x)), jax.jit(lambda x: x + jnp.uint16(1))
-    return {"read": 2 * size / timed(lambda: read(x)), "copy": 4 * size / timed(lambda: copy(x))}
+    return {"read": 2 * size / Call(_read, (x,)).seconds(), "copy": 4 * size / Call(_copy, (x,)).seconds()}
+
+
+@partial(jax.jit, static_argnames="count")
+def _read(x: jax.Array, count: int) -> jax.Array:
+    def body(i, most):  # of other values each time, so that no pass can be spared
+        return jnp.maximum(most, jnp.max(x ^ i.astype(x.dtype)))
+
+    return lax.fori_loop(0, count, body, jnp.zeros((), x.dtype))
+
+
+@partial(jax.jit, static_argnames="count")
+def _copy(x: jax.Array, count: int) -> jax.Array:
+    return lax.fori_loop(0, count, lambda i, _: x + i.astype(x.dtype), jnp.zeros_like(x))
 
 
 def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
