@@ -38,12 +38,13 @@ def candidates(
 ) -> dict[str, tuple]:
     """Name -> (what makes the drafter, K).
 
-    ``spare`` prompts are not compared on, ``known`` is for the oracle alone, ``files`` are of trained drafters,
-    ``exits`` layers after which the model is left.
+    ``spare`` prompts are not compared on; where there are none, what is counted or built from them is left out.
+    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers to leave the model after.
     """
     vocab = lm.config.vocab_size
     lookup = d.PromptLookup()
-    skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))  # the best single layer to leave out of the default model
+    # The best single layer to leave out of the default model.
+    skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,)) if lm.config.num_hidden_layers > 4 else None
 
     def retrieval():
         return d.Retrieval.over(Datastore.build(corpus()))
@@ -62,27 +63,34 @@ def candidates(
         for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
             grown = dataclasses.replace(trained, tree=tree)
             found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
-        if isinstance(trained, d.Eagle):
+        if isinstance(trained, d.Eagle) and spare:
             found[f"{name}, sequoia tree of 16"] = (lambda trained=trained: best_tree(trained, 16), 5)
     for after in exits:
         found[f"early exit after layer {after}"] = (lambda after=after: d.LayerSkip(exit_layer=after), 3)
-    return found | {
+    found |= {
         "prompt lookup, 3..2": (lambda: lookup, 5),
         "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
-        "unigram": (lambda: d.NGramTable.count(corpus(), vocab, 1), 1),
-        "bigram": (lambda: d.NGramTable.count(corpus(), vocab, 2), 3),
-        "retrieval": (retrieval, 5),
-        "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
         "jacobi": (d.Jacobi, 5),
         "lookahead, window 8": (d.Lookahead, 4),
-        "layer 4 left out": (lambda: skip, 3),
-        "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
         "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),
         "sink 4, window 124": (lambda: d.SinkWindow(4, 124), 3),
-        "lookup, else layer skip": (lambda: d.FirstOf(lookup, skip), 3),
         "random": (d.RandomDraft, 1),
         "oracle": (lambda: d.Oracle.of(known), 8),
     }
+    if spare:
+        found |= {
+            "unigram": (lambda: d.NGramTable.count(corpus(), vocab, 1), 1),
+            "bigram": (lambda: d.NGramTable.count(corpus(), vocab, 2), 3),
+            "retrieval": (retrieval, 5),
+            "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
+        }
+    if skip:
+        found |= {
+            "layer 4 left out": (lambda: skip, 3),
+            "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
+            "lookup, else layer skip": (lambda: d.FirstOf(lookup, skip), 3),
+        }
+    return found
 
 
 # (name, how it grows, depth)
@@ -109,7 +117,7 @@ def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     }
 
 
-def main() -> int:
+def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr."""
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
@@ -125,7 +133,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if min(1 if size is None else size for size in args.sizes) < 1:
+        parser.error(f"--sizes must be at least 1, got {args.sizes}")
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
     return refusing(lambda: run(args))
 
 
@@ -140,7 +152,8 @@ def run(args) -> None:
         chosen = by_task.setdefault(task, [])
         (chosen if len(chosen) < args.per_task else spare).append(ids)
     spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
-    widest = 1 + max(tree.size(depth) for _, tree, depth in TREES)
+    largest = max(8, *(size or 0 for size in args.sizes))
+    widest = max(*d.Lookahead().widths(largest), *(1 + tree.size(depth) for _, tree, depth in TREES))
     common = dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
     device = jax.devices()[0].device_kind
     print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}: "
@@ -155,20 +168,23 @@ def run(args) -> None:
     def over_tasks(**options) -> dict[str, dict]:
         return {task: measure(lm, prompts, **options, **common) for task, prompts in by_task.items()}
 
+    known: list[list[int]] = []
+    offered = candidates(lm, corpus, spare, known, args.trained, exits)
+    chosen = {n: found for n, found in offered.items() if not args.only or any(n.startswith(o) for o in args.only)}
+    if not chosen:
+        raise ValueError(f"--only {' '.join(args.only)} begins none of these names: {', '.join(offered)}")
+    if not spare:
+        print(f"--per-task {args.per_task} leaves no prompts to count tables from, so none is compared")
     plain = {t: over_tasks(drafter=None, temperature=t) for t in args.temperature}
-    known = [
-        p + new for task, prompts in by_task.items()
-        for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)
-    ]  # fmt: skip
+    for task, prompts in by_task.items():
+        known += [p + new for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)]
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
     print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
     print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (make, chosen) in candidates(lm, corpus, spare, known, args.trained, exits).items():
-        if args.only and not any(name.startswith(start) for start in args.only):
-            continue
+    for name, (make, best) in chosen.items():
         drafter = make()
         for asked, t in itertools.product(args.sizes, args.temperature):
-            size = asked or chosen
+            size = asked or best
             found = over_tasks(drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
             cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]

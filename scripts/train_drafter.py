@@ -92,6 +92,12 @@ def parse(argv=None) -> argparse.Namespace:
             parser.error(f"--{flag.replace('_', '-')} is for --kind {' or '.join(sorted(kinds))}, not {args.kind}")
         elif shape and args.start_from:
             parser.error(f"--{flag.replace('_', '-')} can't be chosen with --start-from: it stays as in that drafter")
+    if args.kind == "early-exit" and args.start_from:
+        parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
+    if args.unroll < 1:
+        parser.error(f"--unroll must be at least 1, got {args.unroll}")
+    if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
+        parser.error("--row-tokens is for texts with --passages")
     args.unused = [flag for flag in SAMPLING if getattr(args, flag) != parser.get_default(flag)]
     for flag in ("out", "json", "texts"):
         path = getattr(args, flag)
@@ -102,7 +108,8 @@ def parse(argv=None) -> argparse.Namespace:
     return args
 
 
-def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
+def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | None = None):
+    """What is trained. Only new heads look at the texts: they draft the most frequent tokens."""
     c = target.config
     if args.start_from:
         return objective_from(args, target)
@@ -113,6 +120,7 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts):
         return DraftObjective.from_layers(target, layers, args.loss)
     if args.kind == "early-exit":
         return EarlyExitObjective.of(target, tuple(args.exit_layers or ()), args.layer_dropout, args.loss)
+    assert texts is not None
     counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=c.vocab_size)
     tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: args.draft_vocab]).astype(np.int32))
     rows = target.head_table()[tokens]
@@ -171,6 +179,9 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 
 def run(args: argparse.Namespace) -> None:
     target = specjax.load(args.model, dtype=args.dtype)
+    # What needs no texts is refused before they are sampled.
+    early = args.start_from or args.kind in ("pass", "draft", "early-exit")
+    objective = objective_of(args, target) if early else None
     began = time.perf_counter()
     texts = texts_of(args, target)
     print(f"{len(texts.tokens)} texts, {texts.own_tokens} tokens, {time.perf_counter() - began:.0f} s", flush=True)
@@ -178,7 +189,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("training needs at least two texts: one is held out")
     held = min(args.batch, max(1, len(texts.tokens) // 20))
     held_out, texts = texts.rows(slice(0, held)), texts.rows(slice(held, None))
-    objective = objective_of(args, target, texts)
+    objective = objective or objective_of(args, target, texts)
     recipe = loop.Recipe(args.steps, args.batch, args.learning_rate, seed=args.seed)
     count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)

@@ -13,6 +13,7 @@ from specjax.config import LlamaConfig
 from specjax.drafters import DynamicTree, LayerSkip
 from specjax.models import attention, fused_attention, rope
 from specjax.models import cache as kv
+from specjax.testing.muted import Muted
 
 INTERPRET = jax.default_backend() != "gpu"
 # Rows' lengths, tokens, kv heads, queries a kv head, head size, capacity, whether a mask is given.
@@ -61,6 +62,20 @@ def test_the_kernel_is_the_plain_function(name):
         assert np.isnan(numbers(got)[~used]).all(), "nothing is written past the block"
 
 
+@pytest.mark.parametrize("start, capacity", [(77, 128), (125, 256), (600, 1024)])
+def test_a_tokens_bits_do_not_depend_on_where_its_block_begins(start, capacity):
+    """So a text doesn't depend on how many of its tokens were drafted (docs/exactness.md, claim A)."""
+    qkv, angles, _, keys, values, starts = case((start,), 4, 2, 4, 64, capacity, False)
+    attend = jax.jit(lambda *args: fused_attention.attend(*args, interpret=INTERPRET))
+    whole, keys, values = attend(qkv, angles, None, keys, values, starts)
+
+    def later(x):  # the same tokens from the third on, and others behind them
+        return jnp.concatenate([x[:, 2:], x[:, :2]], axis=1)
+
+    again = attend(later(qkv), tuple(map(later, angles)), None, keys, values, starts + 2)[0]
+    assert (numbers(whole[:, 2:]) == numbers(again[:, :2])).all()
+
+
 @pytest.fixture
 def small(monkeypatch):
     """A model that the kernel serves; and a way to trace it anew, as plain JAX or with the kernel."""
@@ -107,6 +122,19 @@ def test_with_the_kernel_a_model_accepts_its_own_drafts(small, drafter):
     assert min(m.draft_acceptance_rate for m in run.metrics) > 0.9
 
 
+def test_texts_are_equal_to_the_last_bit_whatever_was_drafted(small):
+    """Claim A: in one program a muted draft's text is the draft's."""
+    prompts = [[1, 2, 3, 4, 5, 1, 2, 3], [7, 8, 7, 8, 7], [9]]
+
+    def texts(mute):
+        return lambda lm: specjax.generate(
+            lm, prompts, drafter=Muted(specjax.drafters.DraftModel(lm), jnp.array(mute)), num_speculative_tokens=4,
+            max_new_tokens=40, ignore_eos=True,
+        ).tokens  # fmt: skip
+
+    assert small(HOW, texts(True)) == small(HOW, texts(False))
+
+
 def test_a_tree_with_the_kernel_keeps_the_plain_text(small):
     """In bfloat16 another rounding may choose another token at a near tie, so most of the text, not all of it."""
 
@@ -130,6 +158,8 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
 
     assert attention.kernels() == "cuda"
     assert result(qkv.astype(jnp.float32), angles, mask, keys, values, starts) == (1, 1, 512)
+    other = keys.astype(jnp.float16), values.astype(jnp.float16)
+    assert result(qkv, angles, mask, *other, starts) == (1, 1, 512)
     wide = jnp.repeat(qkv, 9, axis=1), tuple(jnp.repeat(x, 9, axis=1) for x in angles)  # 36 queries a head
     assert result(*wide, mask, keys, values, starts) == (1, 9, 512)
     monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")

@@ -1,5 +1,6 @@
 """The benchmark's modules at a shape small enough for any machine: what they report, not how fast it is."""
 
+import dataclasses
 import json
 import os
 
@@ -9,6 +10,7 @@ from test_scripts import script
 
 from convert.llama import to_hf as to_hf_tensors
 from specjax import generate, theory
+from specjax.benchmark import early_exit as early_exit_module
 from specjax.benchmark import latency, peers, plots, sweep
 from specjax.benchmark.case import Case
 from specjax.benchmark.early_exit import early_exit
@@ -18,6 +20,7 @@ from specjax.benchmark.steady import Steady
 from specjax.benchmark.table import Table
 from specjax.drafters import DraftModel
 from specjax.generation import prepare
+from specjax.models import quantized
 from specjax.requests import Options
 from specjax.testing import count_traces
 
@@ -53,6 +56,32 @@ def test_early_exit_is_measured_on_a_model_that_it_suits(case):
     cost = row["floor_ms"] / (case.step_floor * 1e3)
     head, layer = 512 * 64, 64 * (2 * 4 * 16 + 2 * 2 * 16) + 3 * 64 * 128
     assert cost == pytest.approx(1 + 3 * (head + layer) / (head + 2 * layer), rel=0.02)
+
+
+def test_early_exit_stores_its_cache_as_the_case_does(case, monkeypatch):
+    seen = []
+    monkeypatch.setattr(early_exit_module, "generations", lambda lm, *_: seen.append(lm.kv_dtype) or 1 / 0)
+    small = dataclasses.replace(case, target=dataclasses.replace(case.target, kv_dtype="int8"))
+    with pytest.raises(ZeroDivisionError):
+        early_exit(small, Table({"bandwidth": case.speed}), 1)
+    assert seen == ["int8"]
+
+
+def test_another_draft_is_stored_as_the_cases_own(case):
+    small = dataclasses.replace(case, draft=dataclasses.replace(case.draft.quantize("fp8"), kv_dtype="int8"))
+    other = small.drafting(case.draft)
+    assert (quantized.kind_of(other.params), other.kv_dtype) == ("fp8", "int8")
+
+
+@pytest.mark.parametrize("args, named", [
+    (["--modes", "verify", "--corpus", "3"], "--corpus is for --modes drafters"),
+    (["--modes", "sweep", "--sweep-tokens", "0", "2"], "--sweep-tokens must be at least 1"),
+    (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+])  # fmt: skip
+def test_flags_that_would_do_nothing_or_fail_later_are_refused(capsys, args, named):
+    with pytest.raises(SystemExit):
+        script("benchmark").parse(args)
+    assert named in capsys.readouterr().err
 
 
 def test_what_is_compiled_ahead_is_not_compiled_again(case):

@@ -10,8 +10,9 @@ from test_convert_checkpoint import HF, write_hf
 from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
+import specjax
 from specjax import parallel, record, timing
-from specjax.drafters import choices
+from specjax.drafters import choices, files
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -282,7 +283,28 @@ def test_the_drafter_is_chosen_by_the_model():
     assert (args.drafter, args.trained, args.num_speculative_tokens) == ("trained", "x", 7)
 
 
+def test_drafters_are_compared_by_task(capsys, tmp_path):
+    """On few prompts and a model of two layers: what needs more is left out, and said to be."""
+    path, prompts = tmp_path / "chat", tmp_path / "prompts.jsonl"
+    write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
+    prompts.write_text('{"prompt": "ab ab ab", "category": "one"}\n{"prompt": "abc", "category": "two"}\n')
+    compare = script("compare_drafters")
+    common = ["--model", str(path), "--prompts", str(prompts), "--max-new-tokens", "8", "--trained"]
+    only = ["--only", "prompt lookup, 3..2", "lookahead", "oracle", "--json", str(tmp_path / "d.json")]
+    assert compare.main([*common, *only]) == 0
+    assert "leaves no prompts to count tables from" in capsys.readouterr().out
+    rows = {row["name"]: row["tasks"] for row in json.loads((tmp_path / "d.json").read_text())["rows"]}
+    assert set(rows) == {"plain", "prompt lookup, 3..2", "lookahead, window 8", "oracle"}
+    assert rows["plain"]["one"]["tokens_per_step"] == 1 and rows["oracle"]["two"]["tokens_per_step"] > 1
+    assert compare.main([*common, "--only", "lokahead"]) == 2
+    assert "--only lokahead begins none of these names: " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare.main([*common, "--sizes", "0"])
+
+
 @pytest.mark.parametrize("args, named", [
+    (["--kind", "early-exit", "--start-from", "x"], "give its folder as --model"),
+    (["--kind", "eagle3", "--row-tokens", "17"], "--row-tokens is for texts with --passages"),
     (["--kind", "eagle3", "--heads", "2"], "--heads is for --kind medusa, not eagle3"),
     (["--kind", "draft", "--unroll", "2"], "--unroll is for --kind eagle or eagle3, not draft"),
     (["--kind", "medusa", "--start-from", "x", "--heads", "2"], "--heads can't be chosen with --start-from"),
@@ -321,6 +343,8 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
             str(tmp_path / f"{kind}.safetensors"), "--compare", *(["--tree-nodes", "6"] if kind == "eagle3" else []),
         )  # fmt: skip
         assert code == 0 and not err and "identical output" in out
+    small = specjax.load(path, kv_dtype="int8")
+    assert files.load(tmp_path / "draft.safetensors", small).lm.kv_dtype == "int8"
     code, _, err = run(
         capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
         str(tmp_path / "draft.safetensors"), "--tree-nodes", "6",

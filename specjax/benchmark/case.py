@@ -8,6 +8,7 @@ import numpy as np
 from specjax import parallel, requests
 from specjax.benchmark import measure
 from specjax.config import PRESETS, LlamaConfig
+from specjax.models import quantized
 from specjax.models.lm import LM
 from specjax.testing import planted_pair
 
@@ -71,6 +72,12 @@ class Case:
         for _ in range(count):
             text.append(int(self.successor[text[-1]]))
         return text[1:]
+
+    def drafting(self, lm: LM) -> LM:
+        """Another draft model, stored and placed as this case's own is."""
+        kind = quantized.kind_of(self.draft.params)
+        lm = dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=self.draft.kv_dtype)
+        return lm if self.target.mesh is None else parallel.replicate(lm, self.target.mesh)
 
     @property
     def capacity(self) -> int:

@@ -18,10 +18,11 @@ def early_exit(case: Case, table: Table, exit_layer: int | None = None) -> None:
       exit_layer: how many; a quarter of them by default.
     """
     target, size = case.target, case.num_speculative_tokens
-    after = exit_layer or max(1, target.config.num_hidden_layers // 4)
+    after = max(1, target.config.num_hidden_layers // 4) if exit_layer is None else exit_layer
     lm, successor = planted_exit(target.config, after, case.alpha, case.seed, target.dtype, mesh=target.mesh)
     kind = kind_of(target.params)
-    own = dataclasses.replace(case, target=lm.quantize(kind) if kind else lm, successor=successor)
+    lm = dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=target.kv_dtype)
+    own = dataclasses.replace(case, target=lm, successor=successor)
     common = dict(max_new_tokens=case.max_new_tokens)
     drafting = dict(drafter=LayerSkip(exit_layer=after), num_speculative_tokens=size, **common)
     prompts = own.prompts()

@@ -64,7 +64,7 @@ def sweep(
         table.save()
     for alpha in check_alphas:
         guess = partly_right(case.successor, alpha, case.seed + 1)
-        draft = planted_lm(case.draft.config, guess, 2 * case.seed + 1, case.draft.dtype)
+        draft = case.drafting(planted_lm(case.draft.config, guess, 2 * case.seed + 1, case.draft.dtype))
         for size in sizes:
             batch = max(batches)
             tokens, expected = steady(batch, size, draft).measure(repeats=1)[1], theory.expected_tokens(alpha, size)

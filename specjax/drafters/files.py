@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import parallel
 from specjax.config import LlamaConfig
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
@@ -153,7 +154,8 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
                 f"{'tied' if c.tie_word_embeddings else 'untied'}"
             )
         shared = {name: target.params[name] for name in SHARED if name in target.params}
-        return DraftModel(LM(config, {**shared, **params}, target.tokenizer))
+        lm = LM(config, {**shared, **params}, target.tokenizer, target.kv_dtype)
+        return DraftModel(lm if target.mesh is None else parallel.replicate(lm, target.mesh))
     if "lm_head" not in wanted:
         return make(config, params)
     tokens = _array(path, arrays, "tokens", (shape.vocab_size,), np.int32)

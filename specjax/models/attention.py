@@ -56,16 +56,16 @@ def attend(
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
     _, block, _, width, dim = qkv.shape
-    short = block * (width - 2) <= _MOST and dim in (32, 64, 128) and not isinstance(keys, Quantized)
-    how = kernels() if short and qkv.dtype in (jnp.bfloat16, jnp.float16) else None
+    short = block * (width - 2) <= _MOST and dim in (32, 64, 128)
+    plain = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
+    how = kernels() if short and plain else None
     if how is None:
         return by_xla(qkv, angles, mask, keys, values, starts)
     from specjax.models import fused_attention  # not to be had where JAX has no Triton
 
-    kernel = jax.custom_vjp(partial(fused_attention.attend, interpret=how == "cpu"))
-    kernel.defvjp(  # differentiated as what it stands for
-        lambda *args: (kernel(*args), args), lambda args, grads: jax.vjp(by_xla, *args)[1](grads)
-    )
+    kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=how == "cpu"))
+    # Differentiated as what it stands for.
+    kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(by_xla, args, tangents)[1]))
     args = qkv, angles, mask, keys, values, starts
     return lax.platform_dependent(*args, **{how: kernel}, default=by_xla)
 

@@ -1,9 +1,10 @@
 """Attention to the cache as one GPU kernel, in Pallas for Triton: what XLA makes seven of.
 
-A program has one row and one kv head, and reads what of their cache is in use, not all of it. A long cache is cut among
-several programs, whose sums are joined after (FlashDecoding, Dao et al. 2023; sums with a running maximum are those of
-Milakov and Gimelshein 2018). The block's own keys and values come from where the products left them: none waits for a
-write.
+A program has one row and one kv head, and reads what of their cache is in use, not all of it. A large cache is cut
+among several programs, whose sums are joined after (FlashDecoding, Dao et al. 2023; sums with a running maximum are
+those of Milakov and Gimelshein 2018). The block's own keys and values come from where the products left them: none
+waits for a write. Tiles lie at fixed slots, so what a token sees is summed in one order wherever its block begins: a
+text doesn't depend, to the last bit, on which of its tokens were drafted.
 """
 
 from functools import partial
@@ -32,8 +33,10 @@ def attend(
     parts = parts_of(batch * kv_heads, capacity)
     tile, stages = (128, 2) if parts == 1 else (64, 3)
     vectors = qkv.reshape(batch, block * kv_heads * width, dim)
-    cos, sin = (x[..., : dim // 2] for x in angles)  # both halves of a head turn by the same
-    given = [starts, vectors, cos, sin] + ([] if mask is None else [mask.astype(jnp.int8)])
+    # Both halves of a head turn by the same.
+    cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
+    given = [starts, vectors, cos, sin]
+    given += [] if mask is None else [jnp.broadcast_to(mask.astype(jnp.int8), (batch, block, capacity))]
     rows = block * kv_heads * group
     sums = [jax.ShapeDtypeStruct((batch, parts, rows, dim), qkv.dtype if parts == 1 else jnp.float32)]
     sums += [jax.ShapeDtypeStruct((batch, parts, rows), jnp.float32)] * 2  # maximum and total
@@ -47,8 +50,9 @@ def attend(
     of_head = pl.BlockSpec((None, None, capacity, dim), lambda b, head, part: (b, head, 0, 0))
     keys, values, mixed, top, total = pl.pallas_call(
         partial(
-            _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads, tile=tile, parts=parts
-        ),
+            _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads, tile=tile,
+            share=pl.cdiv(pl.cdiv(capacity, tile), parts), parts=parts,
+        ),  # fmt: skip
         grid=(batch, kv_heads, parts),
         in_specs=[*map(of_row, given), of_head, of_head],
         out_specs=[of_head, of_head, *map(of_part, sums)],
@@ -69,14 +73,14 @@ def parts_of(programs: int, capacity: int) -> int:
     return 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
 
 
-def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, tile, parts):
+def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, tile, share, parts):
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
     head, part = pl.program_id(1), pl.program_id(2)
     start, dtype, dim = start_ref[...], qkv_ref.dtype, qkv_ref.shape[-1]
     low, high = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
-    queries, fresh = _padded(block * group), _padded(block)
-    token_size, own = kv_heads * (group + 2), head * (group + 2)  # in vectors: a token's, and where this head's are
+    queries = _padded(block * group)
+    token_size, own_vectors = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; this head's first
 
     def rotated(vectors, tokens):
         """Vectors of qkv at their tokens' angles, as two halves [N, D / 2]."""
@@ -87,19 +91,32 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
 
     n = lax.broadcasted_iota(jnp.int32, (queries,), 0)  # token by token, each of this head's group
     token = jnp.minimum(n // group, block - 1)
-    q_low, q_high = rotated(token * token_size + own + n % group, token)
+    q_low, q_high = rotated(token * token_size + own_vectors + n % group, token)
 
-    def seen(slots, there):
-        """bool[N, M] which of the slots that are there each query sees; all of them without a mask."""
-        there = jnp.broadcast_to(there[None], (queries, len(slots)))
+    def seen(slots):
+        """bool[N, M] which of the slots each query sees."""
+        slots = jnp.broadcast_to(slots[None], (queries, len(slots)))
+        own = jnp.broadcast_to(token[:, None], slots.shape)
         if mask_ref is None:
-            return there
-        at = jnp.broadcast_to(token[:, None], there.shape), jnp.broadcast_to(slots[None], there.shape)
-        return plgpu.load(mask_ref.at[at], mask=there, other=0) != 0
+            return slots <= start + own
+        return plgpu.load(mask_ref.at[own, slots], mask=slots < start + block, other=0) != 0
 
-    def added(sums, k_low, k_high, v, see):
-        """The sums with M more entries in them."""
+    def cached(i):
+        """Tile i of the cache as it was: keys as two halves and values, 0 from the block's first slot on."""
+        there, at = i * tile + lax.broadcasted_iota(jnp.int32, (tile, 1), 0) < start, pl.ds(i * tile, tile)
+        load = partial(plgpu.load, mask=there, other=0.0)
+        return load(keys_ref.at[at, low]), load(keys_ref.at[at, high]), load(values_ref.at[at, :])
+
+    def brought(j):
+        """The keys and values of the block's tokens j i32[M], where there are such."""
+        tokens = jnp.clip(j, 0, block - 1)
+        vector = tokens * token_size + own_vectors + group
+        return *rotated(vector, tokens), qkv_ref[_cells(vector + 1, 0, dim)]
+
+    def added(i, sums, k_low, k_high, v):
+        """The sums with tile i in them."""
         mixed, top, total = sums
+        see = seen(i * tile + lax.broadcasted_iota(jnp.int32, (tile,), 0))
         dot = partial(jnp.dot, preferred_element_type=jnp.float32)
         scores = (dot(q_low, k_low.T) + dot(q_high, k_high.T)) * dim**-0.5  # [N, M]
         scores = jnp.where(see, scores, _FAR)
@@ -110,32 +127,28 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
         return mixed, higher, total * fade + jnp.sum(weights, axis=1)
 
     def old(i, sums):
-        slots = i * tile + lax.broadcasted_iota(jnp.int32, (tile,), 0)
-        there, at = slots < start, pl.ds(i * tile, tile)
-        load = partial(plgpu.load, mask=there[:, None], other=0.0)
-        k_low, k_high, v = load(keys_ref.at[at, low]), load(keys_ref.at[at, high]), load(values_ref.at[at, :])
-        return added(sums, k_low, k_high, v, seen(slots, there))
+        return added(i, sums, *cached(i))
 
-    def new(sums):
-        j = lax.broadcasted_iota(jnp.int32, (fresh,), 0)
-        there, tokens = j < block, jnp.minimum(j, block - 1)
-        vector = tokens * token_size + own + group
-        k_low, k_high = rotated(vector, tokens)
-        v = qkv_ref[_cells(vector + 1, 0, dim)]
-        store, at = partial(plgpu.store, mask=there[:, None]), pl.ds(start, fresh)
-        store(keys_ref.at[at, low], k_low)
-        store(keys_ref.at[at, high], k_high)
-        store(values_ref.at[at, :], v)
-        see = seen(start + j, there)
-        return added(sums, k_low, k_high, v, see if masked else see & (j[None] <= token[:, None]))
+    def edge(i, sums):
+        j = i * tile + lax.broadcasted_iota(jnp.int32, (tile,), 0) - start
+        fresh = ((j >= 0) & (j < block))[:, None]
+        return added(i, sums, *(jnp.where(fresh, new, old) for new, old in zip(brought(j), cached(i), strict=True)))
+
+    def write():
+        j = lax.broadcasted_iota(jnp.int32, (_padded(block),), 0)
+        store, at = partial(plgpu.store, mask=(j < block)[:, None]), pl.ds(start, len(j))
+        for ref, place, new in zip((keys_ref, keys_ref, values_ref), (low, high, slice(None)), brought(j), strict=True):
+            store(ref.at[at, place], new)
 
     sums = jnp.zeros((queries, dim), jnp.float32), jnp.full((queries,), _FAR), jnp.zeros((queries,), jnp.float32)
-    tiles = pl.cdiv(start, tile)
-    each = pl.cdiv(tiles, parts)
-    sums = lax.fori_loop(part * each, jnp.minimum((part + 1) * each, tiles), old, sums)
-    # The last part has the least of the old entries, and so takes the new.
-    sums = new(sums) if parts == 1 else lax.cond(part == parts - 1, new, lambda sums: sums, sums)
+    first, last = part * share, (part + 1) * share  # tiles of this program, which others never read from
+    whole, used = start // tile, pl.cdiv(start + block, tile)  # those before the block's, and all in use
+    sums = lax.fori_loop(first, jnp.minimum(last, whole), old, sums)
+    for i in (whole, whole + 1):  # a block is no longer than a tile; a loop would be given memory to read ahead
+        mine = (i >= first) & (i < jnp.minimum(last, used))
+        sums = lax.cond(mine, partial(edge, i), lambda sums: sums, sums)
     mixed, top, total = sums
+    write() if parts == 1 else pl.when(part == 0)(write)
     live = n < block * group
     at = n // group * (kv_heads * group) + head * group + n % group  # past the end for what is padding
     mixed = mixed / total[:, None] if parts == 1 else mixed

@@ -60,7 +60,11 @@ class LM:
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
-        return quantized.dequantize(self.params["embed"][tokens], self.dtype)
+        rows = quantized.dequantize(self.params["embed"][tokens], self.dtype)
+        if self.mesh is None:
+            return rows
+        # Else a head's products on them would be cut too, and talk.
+        return lax.with_sharding_constraint(rows, NamedSharding(self.mesh, PartitionSpec()))
 
     def head_table(self) -> jax.Array:
         """The output head's rows, [V, H]; the embedding's where they are tied."""
