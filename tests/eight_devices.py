@@ -11,10 +11,12 @@ from jax.sharding import AxisType
 from test_convert_checkpoint import HF, write_hf
 
 from convert import checkpoint
-from specjax import LlamaConfig, decode, generate, parallel, stream, testing
+from specjax import LlamaConfig, decode, drafters, generate, parallel, stream, testing
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation import prepare
 from specjax.load import load
+from specjax.models import modules
+from specjax.models.eagle import Eagle, EagleConfig
 from specjax.models.quantized import map_with_path
 from specjax.requests import Options
 
@@ -22,6 +24,7 @@ SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, interm
 LM = testing.tiny_lm(0, **SHAPE)
 TIED = testing.tiny_lm(0, tie_word_embeddings=True, **SHAPE)
 DRAFT = testing.noisy_twin(LM, 0.05)
+HEAD = EagleConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
 IDS = np.arange(12, dtype=np.int32).reshape(2, 6)
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
@@ -29,6 +32,7 @@ DRAFTERS = {
     "plain": lambda _: None,
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
     "model": lambda mesh: DraftModel(DRAFT if mesh is None else parallel.replicate(DRAFT, mesh)),
+    "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle, HEAD, 3), None),
 }
 
 
@@ -104,7 +108,7 @@ def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
     layers = LM.config.num_hidden_layers
     assert testing.collectives(compiled) == {
         "all-reduce": 2 * layers * programs,  # after attention, after the MLP
-        "all-gather": 2 * programs,  # embeddings, logits
+        "all-gather": 2 * programs + 2 * (name == "eagle"),  # embeddings, logits; a head's embeddings
     }
     caches = (state.cache, state.drafter)
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes_here(caches)

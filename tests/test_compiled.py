@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from specjax import LM, decode, parallel, testing
+from specjax import LM, decode, drafters, parallel, testing
 from specjax.config import PRESETS
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation import prepare
-from specjax.models import llama, quantized
+from specjax.models import llama, modules, quantized
+from specjax.models.eagle import Eagle, EagleConfig
 from specjax.requests import Options
 from specjax.verify import VERIFIERS
 
@@ -77,7 +78,12 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     cut = (lambda _, x: whole) if mesh is None else (lambda path, x: parallel.sharding(path, x, mesh))
     target = LM(config, abstract(config, quantize, cut), None, kv_dtype, parallel.cache_sharding(mesh))
     draft = LM(small, abstract(small, quantize, lambda *_: whole), None, None, mesh and whole)
-    drafter = {"none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2)}[drafter]
+    shape = EagleConfig(dataclasses.replace(config, tie_word_embeddings=False), (0, 1))
+    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), modules.structure(Eagle, shape)[1])
+    head = drafters.Eagle(shape, placed(weights, whole), None)
+    drafter = {
+        "none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2), "eagle": head,
+    }[drafter]  # fmt: skip
     request = prepare(testing.tiny_lm(0), [[1, 2, 3]], Options(max_new_tokens=8)).request
     request = jax.eval_shape(lambda: request._replace(tokens=jnp.zeros((1, CAPACITY), jnp.int32)))
     state = jax.eval_shape(lambda *of: decode.start(*of, K, 64, False), target, drafter, request)
@@ -103,12 +109,14 @@ def test_one_h100_copies_neither_weights_nor_caches(monkeypatch, drafter, quanti
     assert testing.collectives(compiled) == {}
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "eagle"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_four_h100s_talk_twice_a_layer(monkeypatch, drafter, tied):
     compiled, target, state = compile_round(monkeypatch, 4, drafter, tie_word_embeddings=tied)
     programs = 2 if drafter == "ngram" else 1
     expected = {"all-reduce": 2 + tied, "all-gather": 2 - tied}  # a tied head's logits are sums, not parts
+    # A head looks embeddings up, of the block's tokens and of each that it drafts: rows, never the table.
+    expected["all-gather"] += 2 * (drafter == "eagle")
     assert testing.collectives(compiled) == {kind: count * programs for kind, count in expected.items()}
     memory = compiled.memory_analysis()
     own = nbytes((state.cache.keys, state.cache.values)) // 4

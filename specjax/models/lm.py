@@ -60,11 +60,19 @@ class LM:
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
-        rows = quantized.dequantize(self.params["embed"][tokens], self.dtype)
-        if self.mesh is None:
-            return rows
-        # Else a head's products on them would be cut too, and talk.
-        return lax.with_sharding_constraint(rows, NamedSharding(self.mesh, PartitionSpec()))
+        table, own = self.params["embed"], self.cache_sharding
+        if own is None or not own.spec:  # on one device, or whole on each
+            return quantized.dequantize(table[tokens], self.dtype)
+        # Left to the partitioner a draft loop would fetch the whole table, and products on its rows would be cut.
+        columns = PartitionSpec(None, own.spec[1])
+        cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
+        rows = jax.shard_map(
+            lambda table, tokens: quantized.dequantize(table[tokens], self.dtype),
+            mesh=own.mesh,
+            in_specs=(cut, PartitionSpec()),
+            out_specs=PartitionSpec(*(None,) * tokens.ndim, own.spec[1]),
+        )(table, tokens)
+        return lax.with_sharding_constraint(rows, NamedSharding(own.mesh, PartitionSpec()))
 
     def head_table(self) -> jax.Array:
         """The output head's rows, [V, H]; the embedding's where they are tied."""
