@@ -14,13 +14,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
-import numpy as np
 
 import specjax
 from specjax.benchmark import early_exit, latency, measure, parts, peers, rounds, sweep
 from specjax.benchmark.case import SHAPES, Case
 from specjax.benchmark.table import Table
-from specjax.commandline import Parser, refusing
+from specjax.commandline import Parser, flag, refusing
 from specjax.models.quantized import KINDS
 
 MODES = {
@@ -74,14 +73,12 @@ def parse(argv) -> argparse.Namespace:
     add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
     add("--json", metavar="FILE", help="also write the figures there, after each mode")
     args = parser.parse_args(argv)
-    for flag, mode in OF_MODES.items():
-        if getattr(args, flag) != parser.get_default(flag) and mode not in args.modes:
-            parser.error(f"--{flag.replace('_', '-')} is for --modes {mode}, which is not among {' '.join(args.modes)}")
-    for flag in ("num_speculative_tokens", "max_new_tokens", "batch", "prompt_length", "sweep_tokens", "sweep_batches"):
-        if min(np.atleast_1d(getattr(args, flag))) < 1:
-            parser.error(f"--{flag.replace('_', '-')} must be at least 1, got {getattr(args, flag)}")
-    if args.json and not Path(args.json).parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {Path(args.json).parent}")
+    for name, mode in OF_MODES.items():
+        if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
+            parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
+    parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
+    parser.at_least_one(args, "sweep_tokens", "sweep_batches")
+    parser.in_a_folder(args, "json")
     if "quantized" in args.modes and (args.quantize or args.quantize_draft):
         parser.error("--modes quantized quantises the models itself; leave --quantize and --quantize-draft out")
     return args

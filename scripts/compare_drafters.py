@@ -71,7 +71,7 @@ def candidates(
         "prompt lookup, 3..2": (lambda: lookup, 5),
         "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
         "jacobi": (d.Jacobi, 5),
-        "lookahead, window 8": (d.Lookahead, 4),
+        "lookahead, window 8": (d.Lookahead, LOOKAHEAD),
         "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),
         "sink 4, window 124": (lambda: d.SinkWindow(4, 124), 3),
         "random": (d.RandomDraft, 1),
@@ -93,6 +93,7 @@ def candidates(
     return found
 
 
+LOOKAHEAD = 4  # K of the widest blocks
 # (name, how it grows, depth)
 TREES = (
     ("tree 3-2-1-1-1", tree_of((3, 2, 1, 1, 1)), 5),
@@ -134,10 +135,8 @@ def main(argv=None) -> int:
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args(argv)
-    if min(1 if size is None else size for size in args.sizes) < 1:
-        parser.error(f"--sizes must be at least 1, got {args.sizes}")
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
+    parser.at_least_one(args, "sizes")
+    parser.in_a_folder(args, "json")
     return refusing(lambda: run(args))
 
 
@@ -152,8 +151,8 @@ def run(args) -> None:
         chosen = by_task.setdefault(task, [])
         (chosen if len(chosen) < args.per_task else spare).append(ids)
     spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
-    largest = max(8, *(size or 0 for size in args.sizes))
-    widest = max(*d.Lookahead().widths(largest), *(1 + tree.size(depth) for _, tree, depth in TREES))
+    blocks = [d.Lookahead().widths(size or LOOKAHEAD)[0] for size in args.sizes]
+    widest = max(*blocks, *(1 + tree.size(depth) for _, tree, depth in TREES))
     common = dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
     device = jax.devices()[0].device_kind
     print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}: "
@@ -170,8 +169,8 @@ def run(args) -> None:
 
     known: list[list[int]] = []
     offered = candidates(lm, corpus, spare, known, args.trained, exits)
-    chosen = {n: found for n, found in offered.items() if not args.only or any(n.startswith(o) for o in args.only)}
-    if not chosen:
+    compared = {n: found for n, found in offered.items() if not args.only or any(n.startswith(o) for o in args.only)}
+    if not compared:
         raise ValueError(f"--only {' '.join(args.only)} begins none of these names: {', '.join(offered)}")
     if not spare:
         print(f"--per-task {args.per_task} leaves no prompts to count tables from, so none is compared")
@@ -181,7 +180,7 @@ def run(args) -> None:
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
     print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
     print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
-    for name, (make, best) in chosen.items():
+    for name, (make, best) in compared.items():
         drafter = make()
         for asked, t in itertools.product(args.sizes, args.temperature):
             size = asked or best

@@ -77,8 +77,7 @@ def parse(argv) -> argparse.Namespace:
         parser.error("--memory prints a line, so it can't go with --json without FILE")
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {Path(args.json).parent}")
+    parser.in_a_folder(args, "json")
     return args
 
 

@@ -37,9 +37,7 @@ def parse(argv) -> argparse.Namespace:
         choices.settle(args)
     except ValueError as problem:
         parser.error(str(problem))
-    for name in ("per_task", "num_speculative_tokens", "max_new_tokens", "batch"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    parser.at_least_one(args, "per_task", "num_speculative_tokens", "max_new_tokens", "batch")
     return args
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import specjax
 from convert import checkpoint
-from specjax.commandline import Parser, refusing
+from specjax.commandline import Parser, flag, refusing
 from specjax.drafters import DraftModel, Eagle, Medusa, PaSS, files
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
@@ -85,24 +85,20 @@ def parse(argv=None) -> argparse.Namespace:
     add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
     add("--json", type=Path, help="the curve and the settings")
     args = parser.parse_args(argv)
-    for flag, (kinds, default, shape) in OF_KINDS.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, default)
+    for name, (kinds, default, shape) in OF_KINDS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
         elif args.kind not in kinds:
-            parser.error(f"--{flag.replace('_', '-')} is for --kind {' or '.join(sorted(kinds))}, not {args.kind}")
+            parser.error(f"{flag(name)} is for --kind {' or '.join(sorted(kinds))}, not {args.kind}")
         elif shape and args.start_from:
-            parser.error(f"--{flag.replace('_', '-')} can't be chosen with --start-from: it stays as in that drafter")
+            parser.error(f"{flag(name)} can't be chosen with --start-from: it stays as in that drafter")
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
-    if args.unroll < 1:
-        parser.error(f"--unroll must be at least 1, got {args.unroll}")
+    parser.at_least_one(args, "unroll")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
         parser.error("--row-tokens is for texts with --passages")
-    args.unused = [flag for flag in SAMPLING if getattr(args, flag) != parser.get_default(flag)]
-    for flag in ("out", "json", "texts"):
-        path = getattr(args, flag)
-        if path is not None and not path.parent.is_dir():
-            parser.error(f"--{flag} {path}: there is no folder {path.parent}")
+    args.unused = [flag(name) for name in SAMPLING if getattr(args, name) != parser.get_default(name)]
+    parser.in_a_folder(args, "out", "json", "texts")
     if args.kind == "early-exit" and args.out is not None and args.out.exists():
         parser.error(f"--out {args.out} exists already; early-exit makes a new folder")
     return args
@@ -155,7 +151,7 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     if args.texts is not None and args.texts.is_file():
         if args.unused:  # no error: the same command goes on with a run that was broken off
-            unused = " ".join(f"--{flag.replace('_', '-')}" for flag in args.unused)
+            unused = " ".join(args.unused)
             print(f"{args.texts} is there and is read as it is; {unused} would be for sampling it", flush=True)
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []

@@ -3,6 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+
+def flag(name: str) -> str:
+    """As a user types the name of an argument."""
+    return "--" + name.replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):
@@ -10,6 +16,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(2, f"error: {message} (see --help)\n")
+
+    def at_least_one(self, args: argparse.Namespace, *names: str) -> None:
+        """Refuses what is smaller, or holds something smaller; None is nothing."""
+        for name in names:
+            value = getattr(args, name)
+            values = value if isinstance(value, (list, tuple)) else [value]
+            if any(x is not None and x < 1 for x in values):
+                self.error(f"{flag(name)} must be at least 1, got {value}")
+
+    def in_a_folder(self, args: argparse.Namespace, *names: str) -> None:
+        """Refuses files that can't be written, before anything is done; "-" is none."""
+        for name in names:
+            value = getattr(args, name)
+            if value not in (None, "-") and not Path(value).parent.is_dir():
+                self.error(f"{flag(name)} {value}: there is no folder {Path(value).parent}")
 
 
 def refusing(action: Callable[[], int | None]) -> int:

@@ -101,7 +101,9 @@ def shard(lm: LM, mesh: Mesh) -> LM:
     return dataclasses.replace(lm, params=params, cache_sharding=cache_sharding(mesh))
 
 
-def replicate(lm: LM, mesh: Mesh) -> LM:
-    """The whole model on every device of the mesh: for a draft model beside a target that is cut."""
+def replicate(lm: LM, mesh: Mesh | None) -> LM:
+    """The whole model on every device of the mesh: for a draft model beside a target that is cut, or (None) isn't."""
+    if mesh is None:
+        return lm
     whole = NamedSharding(mesh, PartitionSpec())
     return dataclasses.replace(lm, params=jax.device_put(lm.params, whole), cache_sharding=whole)

@@ -31,7 +31,7 @@ OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
 DRAFTERS = {
     "plain": lambda _: None,
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
-    "model": lambda mesh: DraftModel(DRAFT if mesh is None else parallel.replicate(DRAFT, mesh)),
+    "model": lambda mesh: DraftModel(parallel.replicate(DRAFT, mesh)),
     "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle, HEAD, 3), None),
 }
 

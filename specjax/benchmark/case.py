@@ -16,6 +16,12 @@ from specjax.testing import planted_pair
 SHAPES = {**PRESETS, "tiny": LlamaConfig(512, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192)}
 
 
+def stored_as(other: LM, lm: LM) -> LM:
+    """The model in eight bits if the other is, weights and cache each."""
+    kind = quantized.kind_of(other.params)
+    return dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=other.kv_dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """Two models, a request, and the bandwidth measured beside them."""
@@ -75,9 +81,7 @@ class Case:
 
     def drafting(self, lm: LM) -> LM:
         """Another draft model, stored and placed as this case's own is."""
-        kind = quantized.kind_of(self.draft.params)
-        lm = dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=self.draft.kv_dtype)
-        return lm if self.target.mesh is None else parallel.replicate(lm, self.target.mesh)
+        return parallel.replicate(stored_as(self.draft, lm), self.target.mesh)
 
     @property
     def capacity(self) -> int:

@@ -3,11 +3,10 @@
 import dataclasses
 
 from specjax import theory
-from specjax.benchmark.case import Case
+from specjax.benchmark.case import Case, stored_as
 from specjax.benchmark.measure import generations, weight_bytes
 from specjax.benchmark.table import Table
 from specjax.drafters import LayerSkip
-from specjax.models.quantized import kind_of
 from specjax.testing import planted_exit
 
 
@@ -20,9 +19,7 @@ def early_exit(case: Case, table: Table, exit_layer: int | None = None) -> None:
     target, size = case.target, case.num_speculative_tokens
     after = max(1, target.config.num_hidden_layers // 4) if exit_layer is None else exit_layer
     lm, successor = planted_exit(target.config, after, case.alpha, case.seed, target.dtype, mesh=target.mesh)
-    kind = kind_of(target.params)
-    lm = dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=target.kv_dtype)
-    own = dataclasses.replace(case, target=lm, successor=successor)
+    own = dataclasses.replace(case, target=stored_as(target, lm), successor=successor)
     common = dict(max_new_tokens=case.max_new_tokens)
     drafting = dict(drafter=LayerSkip(exit_layer=after), num_speculative_tokens=size, **common)
     prompts = own.prompts()

@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax import drafters as d
 from specjax import parallel
+from specjax.commandline import flag
 from specjax.datastore import Datastore
 from specjax.drafters import files
 from specjax.drafters.grow import ChainOrTree
@@ -57,7 +58,7 @@ def _load(target: LM, args: argparse.Namespace) -> LM:
     from specjax.load import load  # pulls in all of the conversion
 
     lm = load(args.draft_model, dtype=args.dtype, quantize=args.quantize_draft, kv_dtype=target.kv_dtype)
-    return lm if target.mesh is None else parallel.replicate(lm, target.mesh)
+    return parallel.replicate(lm, target.mesh)
 
 
 def _lookup(args: argparse.Namespace) -> Drafter:
@@ -163,7 +164,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             default = f" ({spec['default']})" if spec.get("default") not in (None, ()) else ""
             text = f"for --{option} {_users(name, choices)}: {spec['help']}{default}"
             # None tells whether it was given; settle fills in the default.
-            parser.add_argument(_flag(name), **{**spec, "default": None, "help": text})
+            parser.add_argument(flag(name), **{**spec, "default": None, "help": text})
 
 
 def settle(args: argparse.Namespace) -> None:
@@ -182,10 +183,10 @@ def settle(args: argparse.Namespace) -> None:
             given = getattr(args, name) is not None
             if given and name not in used:
                 instead = f", not with --{option} {chosen}" if chosen else ""
-                raise ValueError(f"{_flag(name)} is used only with --{option} {_users(name, choices)}{instead}")
+                raise ValueError(f"{flag(name)} is used only with --{option} {_users(name, choices)}{instead}")
             if name in used and not given:
                 if "default" not in spec:
-                    raise ValueError(f"--{option} {chosen} needs {_flag(name)}")
+                    raise ValueError(f"--{option} {chosen} needs {flag(name)}")
                 setattr(args, name, spec["default"])
     if args.adaptive and args.drafter in ("none", "jacobi", "lookahead", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
@@ -206,10 +207,6 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _groups():
     return ("drafter", CHOICES, FLAGS), ("adaptive", POLICIES, POLICY_FLAGS)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _users(name: str, choices: dict[str, Choice]) -> str:

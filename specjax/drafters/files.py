@@ -155,7 +155,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
             )
         shared = {name: target.params[name] for name in SHARED if name in target.params}
         lm = LM(config, {**shared, **params}, target.tokenizer, target.kv_dtype)
-        return DraftModel(lm if target.mesh is None else parallel.replicate(lm, target.mesh))
+        return DraftModel(parallel.replicate(lm, target.mesh))
     if "lm_head" not in wanted:
         return make(config, params)
     tokens = _array(path, arrays, "tokens", (shape.vocab_size,), np.int32)

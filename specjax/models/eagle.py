@@ -79,8 +79,7 @@ class Eagle(nnx.Module):
         Returns:
           Hidden states [B, T, H], before the norm, and the cache with T more entries a row; the lengths are as before.
         """
-        positions = llama.next_positions(cache, features.shape[1]) if positions is None else positions
-        angles = rope.cos_sin(self.config, positions)
+        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
         x = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(features)], axis=-1)  # [B, T, 2 H]
         attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
         hidden = features + attended

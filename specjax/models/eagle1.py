@@ -64,8 +64,7 @@ class Eagle1(nnx.Module):
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        positions = llama.next_positions(cache, features.shape[1]) if positions is None else positions
-        angles = rope.cos_sin(self.config, positions)
+        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
         x = self.fuse(jnp.concatenate([embedded, features], axis=-1))
         attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
         x = x + attended

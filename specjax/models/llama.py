@@ -80,9 +80,9 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
     return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
 
 
-def next_positions(cache: KVCache, size: int) -> jax.Array:
-    """i32[B, T] of a block of ``size`` tokens on top of each row: one position a token."""
-    return cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32)
+def positions_of(cache: KVCache, size: int, given: jax.Array | None) -> jax.Array:
+    """i32[B, T] of a block of ``size`` tokens: those given, or one a token on top of each row."""
+    return cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32) if given is None else given
 
 
 class Linear(nnx.Module):
@@ -207,7 +207,7 @@ class Llama(nnx.Module):
         starts = cache.lengths
         x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
         x = whole(x)  # [B, T, H]
-        angles = rope.cos_sin(self.config, next_positions(cache, x.shape[1]) if positions is None else positions)
+        angles = rope.cos_sin(self.config, positions_of(cache, x.shape[1], positions))
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):

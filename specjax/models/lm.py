@@ -1,7 +1,7 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
-from functools import partial
+from contextlib import nullcontext
 from typing import Any, cast
 
 import jax
@@ -51,12 +51,12 @@ class LM:
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
         module = llama.merge(self.config, self.params)
-        if self.mesh is None:
-            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        whole = partial(lax.with_sharding_constraint, shardings=everywhere)
-        with attention.left_to_xla():
-            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, whole)
+        with nullcontext() if self.mesh is None else attention.left_to_xla():
+            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
+
+    def _whole(self, x: jax.Array) -> jax.Array:
+        """An array in full on every device of the mesh, if there is one."""
+        return x if self.mesh is None else lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec()))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
@@ -66,13 +66,12 @@ class LM:
         # Left to the partitioner a draft loop would fetch the whole table, and products on its rows would be cut.
         columns = PartitionSpec(None, own.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
-        rows = jax.shard_map(
+        return self._whole(jax.shard_map(
             lambda table, tokens: quantized.dequantize(table[tokens], self.dtype),
             mesh=own.mesh,
             in_specs=(cut, PartitionSpec()),
             out_specs=PartitionSpec(*(None,) * tokens.ndim, own.spec[1]),
-        )(table, tokens)
-        return lax.with_sharding_constraint(rows, NamedSharding(own.mesh, PartitionSpec()))
+        )(table, tokens))  # fmt: skip
 
     def head_table(self) -> jax.Array:
         """The output head's rows, [V, H]; the embedding's where they are tied."""

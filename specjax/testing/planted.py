@@ -54,7 +54,7 @@ def planted_pair(
     pi, guess = _successors(vocab, alpha, seed)
     target = planted_lm(target_config, pi, 2 * seed, dtype, peak, mesh)
     draft = planted_lm(draft_config, guess, 2 * seed + 1, dtype, peak)
-    return target, draft if mesh is None else parallel.replicate(draft, mesh), pi
+    return target, parallel.replicate(draft, mesh), pi
 
 
 def planted_exit(
