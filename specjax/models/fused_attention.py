@@ -2,9 +2,9 @@
 
 A program has one row and one kv head, and reads what of their cache is in use, not all of it. A large cache is cut
 among several programs, whose sums are joined after (FlashDecoding, Dao et al. 2023; sums with a running maximum are
-those of Milakov and Gimelshein 2018). The block's own keys and values come from where the products left them: none
-waits for a write. Tiles lie at fixed slots, so what a token sees is summed in one order wherever its block begins: a
-text doesn't depend, to the last bit, on which of its tokens were drafted.
+those of Milakov and Gimelshein 2018). A program first writes what of the block belongs to its part, so that it then
+reads old and new entries alike. Tiles lie at fixed slots, so what a token sees is summed in one order wherever its
+block begins: a text doesn't depend, to the last bit, on which of its tokens were drafted.
 """
 
 from functools import partial
@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 _FAR = -1e30  # in place of -inf, of which differences are no numbers
+_TILE = 64  # cache entries read at once
 
 
 def attend(
@@ -31,7 +32,6 @@ def attend(
     batch, block, kv_heads, width, dim = qkv.shape
     capacity, group = keys.shape[2], width - 2
     parts = parts_of(batch * kv_heads, capacity)
-    tile, stages = (128, 2) if parts == 1 else (64, 3)
     vectors = qkv.reshape(batch, block * kv_heads * width, dim)
     # Both halves of a head turn by the same.
     cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
@@ -50,15 +50,15 @@ def attend(
     of_head = pl.BlockSpec((None, None, capacity, dim), lambda b, head, part: (b, head, 0, 0))
     keys, values, mixed, top, total = pl.pallas_call(
         partial(
-            _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads, tile=tile,
-            share=pl.cdiv(pl.cdiv(capacity, tile), parts), parts=parts,
+            _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads,
+            share=pl.cdiv(pl.cdiv(capacity, _TILE), parts), parts=parts, alone=interpret,
         ),  # fmt: skip
         grid=(batch, kv_heads, parts),
         in_specs=[*map(of_row, given), of_head, of_head],
         out_specs=[of_head, of_head, *map(of_part, sums)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] + sums,
         input_output_aliases={len(given): 0, len(given) + 1: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=stages),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="attend",
     )(*given, keys, values)
@@ -73,14 +73,14 @@ def parts_of(programs: int, capacity: int) -> int:
     return 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
 
 
-def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, tile, share, parts):
+def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, alone):
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
     head, part = pl.program_id(1), pl.program_id(2)
     start, dtype, dim = start_ref[...], qkv_ref.dtype, qkv_ref.shape[-1]
     low, high = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
-    queries = _padded(block * group)
     token_size, own_vectors = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; this head's first
+    first, last = part * share, (part + 1) * share  # tiles of this program, which others neither read nor write
 
     def rotated(vectors, tokens):
         """Vectors of qkv at their tokens' angles, as two halves [N, D / 2]."""
@@ -89,66 +89,40 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
         cos, sin = cos_ref[_cells(tokens, 0, dim // 2)], sin_ref[_cells(tokens, 0, dim // 2)]
         return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
 
-    n = lax.broadcasted_iota(jnp.int32, (queries,), 0)  # token by token, each of this head's group
-    token = jnp.minimum(n // group, block - 1)
+    j = lax.broadcasted_iota(jnp.int32, (1 << (block - 1).bit_length(),), 0)  # tokens of the block, and padding
+    token = jnp.minimum(j, block - 1)
+    key, slot = token * token_size + own_vectors + group, start + j
+    mine = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
+    store, at = partial(plgpu.store, mask=mine[:, None]), pl.ds(start, len(j))
+    k_low, k_high = rotated(key, token)
+    store(keys_ref.at[at, low], k_low)
+    store(keys_ref.at[at, high], k_high)
+    store(values_ref.at[at, :], qkv_ref[_cells(key + 1, 0, dim)])
+    if not alone:  # a program's threads read what others of them wrote
+        plgpu.debug_barrier()
+
+    n = lax.broadcasted_iota(jnp.int32, (max(16, 1 << (block * group - 1).bit_length()),), 0)  # a matrix unit takes 16
+    token = jnp.minimum(n // group, block - 1)  # of query n: token by token, each of this head's group
     q_low, q_high = rotated(token * token_size + own_vectors + n % group, token)
 
-    def seen(slots):
-        """bool[N, M] which of the slots each query sees."""
-        slots = jnp.broadcast_to(slots[None], (queries, len(slots)))
-        own = jnp.broadcast_to(token[:, None], slots.shape)
-        if mask_ref is None:
-            return slots <= start + own
-        return plgpu.load(mask_ref.at[own, slots], mask=slots < start + block, other=0) != 0
-
-    def cached(i):
-        """Tile i of the cache as it was: keys as two halves and values, 0 from the block's first slot on."""
-        there, at = i * tile + lax.broadcasted_iota(jnp.int32, (tile, 1), 0) < start, pl.ds(i * tile, tile)
-        load = partial(plgpu.load, mask=there, other=0.0)
-        return load(keys_ref.at[at, low]), load(keys_ref.at[at, high]), load(values_ref.at[at, :])
-
-    def brought(j):
-        """The keys and values of the block's tokens j i32[M], where there are such."""
-        tokens = jnp.clip(j, 0, block - 1)
-        vector = tokens * token_size + own_vectors + group
-        return *rotated(vector, tokens), qkv_ref[_cells(vector + 1, 0, dim)]
-
-    def added(i, sums, k_low, k_high, v):
+    def added(i, sums):
         """The sums with tile i in them."""
         mixed, top, total = sums
-        see = seen(i * tile + lax.broadcasted_iota(jnp.int32, (tile,), 0))
+        slots, at = i * _TILE + lax.broadcasted_iota(jnp.int32, (_TILE,), 0), pl.ds(i * _TILE, _TILE)
+        load = partial(plgpu.load, mask=(slots < start + block)[:, None], other=0.0)
+        see = _seen(mask_ref, slots, token, start, block)
         dot = partial(jnp.dot, preferred_element_type=jnp.float32)
-        scores = (dot(q_low, k_low.T) + dot(q_high, k_high.T)) * dim**-0.5  # [N, M]
-        scores = jnp.where(see, scores, _FAR)
+        scores = dot(q_low, load(keys_ref.at[at, low]).T) + dot(q_high, load(keys_ref.at[at, high]).T)  # [N, M]
+        scores = jnp.where(see, scores * dim**-0.5, _FAR)
         higher = jnp.maximum(top, jnp.max(scores, axis=1))
         weights = jnp.where(see, jnp.exp(scores - higher[:, None]), 0.0)
         fade = jnp.exp(top - higher)
-        mixed = mixed * fade[:, None] + dot(weights.astype(dtype), v)
+        mixed = mixed * fade[:, None] + dot(weights.astype(dtype), load(values_ref.at[at, :]))
         return mixed, higher, total * fade + jnp.sum(weights, axis=1)
 
-    def old(i, sums):
-        return added(i, sums, *cached(i))
-
-    def edge(i, sums):
-        j = i * tile + lax.broadcasted_iota(jnp.int32, (tile,), 0) - start
-        fresh = ((j >= 0) & (j < block))[:, None]
-        return added(i, sums, *(jnp.where(fresh, new, old) for new, old in zip(brought(j), cached(i), strict=True)))
-
-    def write():
-        j = lax.broadcasted_iota(jnp.int32, (_padded(block),), 0)
-        store, at = partial(plgpu.store, mask=(j < block)[:, None]), pl.ds(start, len(j))
-        for ref, place, new in zip((keys_ref, keys_ref, values_ref), (low, high, slice(None)), brought(j), strict=True):
-            store(ref.at[at, place], new)
-
-    sums = jnp.zeros((queries, dim), jnp.float32), jnp.full((queries,), _FAR), jnp.zeros((queries,), jnp.float32)
-    first, last = part * share, (part + 1) * share  # tiles of this program, which others never read from
-    whole, used = start // tile, pl.cdiv(start + block, tile)  # those before the block's, and all in use
-    sums = lax.fori_loop(first, jnp.minimum(last, whole), old, sums)
-    for i in (whole, whole + 1):  # a block is no longer than a tile; a loop would be given memory to read ahead
-        mine = (i >= first) & (i < jnp.minimum(last, used))
-        sums = lax.cond(mine, partial(edge, i), lambda sums: sums, sums)
-    mixed, top, total = sums
-    write() if parts == 1 else pl.when(part == 0)(write)
+    sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
+    used = pl.cdiv(start + block, _TILE)
+    mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), added, sums)
     live = n < block * group
     at = n // group * (kv_heads * group) + head * group + n % group  # past the end for what is padding
     mixed = mixed / total[:, None] if parts == 1 else mixed
@@ -157,9 +131,13 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
     plgpu.store(total_ref.at[at], total, mask=live)
 
 
-def _padded(size: int) -> int:
-    """The least power of two from 16 on that holds ``size``: what a matrix unit takes."""
-    return max(16, 1 << (size - 1).bit_length())
+def _seen(mask_ref, slots: jax.Array, token: jax.Array, start: jax.Array, block: int) -> jax.Array:
+    """Which of the slots i32[M] each query sees, by its token i32[N] in the block. -> bool[N, M]."""
+    shape = len(token), len(slots)
+    slots, token = jnp.broadcast_to(slots[None], shape), jnp.broadcast_to(token[:, None], shape)
+    if mask_ref is None:
+        return slots <= start + token
+    return plgpu.load(mask_ref.at[token, slots], mask=slots < start + block, other=0) != 0
 
 
 def _cells(rows: jax.Array, first: int, count: int) -> tuple[jax.Array, jax.Array]:
