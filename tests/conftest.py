@@ -1,11 +1,12 @@
 """What all tests share: the tests' own folder on the path, and slow sweeps kept out of the default run (pyproject)."""
 
 import os
+from importlib import metadata
 
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
-# every core has a process of its own.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
+# every core has a process of its own. XLA ends the process at a flag that it doesn't know.
+_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+_BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
+_old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
