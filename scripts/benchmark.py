@@ -104,13 +104,11 @@ def run(args: argparse.Namespace) -> None:
     table = Table(about, args.json)
     settings = tuple(parts.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()
     runs = rounds.rounds(case, table, settings)
-    table.save()
     steps = {mode: partial(MODES[mode], case, table, args) for mode in args.modes if MODES[mode]}
     steps |= {peer.name: partial(peers.compare, peer, case, table, runs) for peer in others}
     for name, step in steps.items():
         began = time.perf_counter()
         step()
-        table.save()
         print(f"-- {name}: {time.perf_counter() - began:.0f} s, compiling included", flush=True)
 
 

@@ -132,11 +132,20 @@ def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
     eight = [{**point, "batch": 8, "seconds": 1.1 * point["seconds"]} for point in found["points"][:2]]
     grown = {**found, "plain": {"1": 1.0, "2": 1.0, "8": 1.05}, "points": found["points"] + eight}
     assert "| 8 over 1 | 1.05 | 1.10 | 1.10 |" in sweep.markdown(grown, (0.5,)).splitlines()
-    (tmp_path / "figures.json").write_text(json.dumps({**table.about, "rows": table.rows, "sweep": found}))
+    short = {**grown, "points": grown["points"][:-1]}  # a run that ended before B = 8 was done
+    assert sweep.axes(short) == ([1, 2], [1, 2])
+    assert sweep.markdown(short, (0.5,)) == sweep.markdown(found, (0.5,))
+    (tmp_path / "figures.json").write_text(json.dumps({**table.about, "rows": table.rows, "sweep": short}))
     capsys.readouterr()
     args = [str(tmp_path / "figures.json"), "--png", str(tmp_path / "pictures"), "--alphas", "0.5", "0.9"]
     assert script("plot_benchmark").main(args) == 0
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"sweep-speedup.png", "sweep-times.png"}
+
+
+def test_a_run_that_is_cut_short_leaves_every_row_in_its_file(tmp_path):
+    table = Table({}, tmp_path / "figures.json")
+    table.add("a call", 0.002, 0.001)
+    assert json.loads((tmp_path / "figures.json").read_text())["rows"][0]["ms"] == 2.0
 
 
 def test_every_row_with_a_floor_is_in_the_picture(ours):

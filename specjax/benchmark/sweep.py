@@ -5,6 +5,7 @@ timed once, and the speedup at any alpha is theorem 3.8 with these times: expect
 at the same B, over the round. Tokens a round are measured too, as a check on the expectation.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,6 @@ def sweep(
                 size * case.draft_floor + case.step_floor,
                 f"{tokens:.2f} tokens a row, expected {expected:.2f}; {tokens * plain / seconds:.2f} x plain",
             )
-        table.save()
     for alpha in check_alphas:
         guess = partly_right(case.successor, alpha, case.seed + 1)
         draft = case.drafting(planted_lm(case.draft.config, guess, 2 * case.seed + 1, case.draft.dtype))
@@ -89,8 +89,10 @@ def break_even(found: dict[str, Any], batch: int) -> float | None:
 
 
 def axes(found: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """The batches and sizes of the section, rising."""
-    return sorted({p["batch"] for p in found["points"]}), sorted({p["size"] for p in found["points"]})
+    """The sizes of the section and the batches that were timed at all of them (one cut short was not), rising."""
+    sizes = {p["size"] for p in found["points"]}
+    counts = Counter(p["batch"] for p in found["points"])
+    return sorted(batch for batch in counts if counts[batch] == len(sizes)), sorted(sizes)
 
 
 def markdown(found: dict[str, Any], alphas: Sequence[float]) -> str:

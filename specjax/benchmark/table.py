@@ -10,7 +10,7 @@ class Table:
 
     Args:
       about: what the JSON file says beside the rows: device, versions, arguments, bandwidth.
-      path: the file, written anew by every :meth:`save`, so that a run cut short leaves what it has; None: none.
+      path: the file, written anew with every row, so that a run cut short leaves what it has; None: none.
     """
 
     def __init__(self, about: dict[str, Any], path: str | Path | None = None):
@@ -27,6 +27,7 @@ class Table:
         )
         ratio = f"{floor * 1e3:9.3f} {seconds / floor:6.2f}" if floor else " " * 16
         print(f"{name:<44}{seconds * 1e3:10.3f} {ratio}  {note}", flush=True)
+        self.save()
 
     def save(self) -> None:
         if self.path:
