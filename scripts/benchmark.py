@@ -71,7 +71,7 @@ def parse(argv) -> argparse.Namespace:
     add("--peers", nargs="+", choices=peers.NAMES, default=(), help="others on the same weights, B = 1, greedy")
     add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout, at commit 091515a")
     add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
-    add("--json", metavar="FILE", help="also write the figures there, after each mode")
+    add("--json", metavar="FILE", help="also write the figures there, row by row")
     args = parser.parse_args(argv)
     for name, mode in OF_MODES.items():
         if getattr(args, name) != parser.get_default(name) and mode not in args.modes:

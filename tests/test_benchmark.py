@@ -148,6 +148,21 @@ def test_a_run_that_is_cut_short_leaves_every_row_in_its_file(tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text())["rows"][0]["ms"] == 2.0
 
 
+def test_a_sweep_cut_short_before_its_first_round_is_no_section(case, tmp_path, monkeypatch):
+    def plain_only(self, *_, **__):
+        if len(table.rows) == 1:
+            raise KeyboardInterrupt
+        return 0.001, 1.0
+
+    table = Table({"bandwidth": case.speed}, tmp_path / "figures.json")
+    monkeypatch.setattr(Steady, "measure", plain_only)
+    monkeypatch.setattr(sweep, "side_by_side", lambda actions: None)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(case, table, batches=(1,), sizes=(1,))
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert len(found["rows"]) == 1 and plots.charts(found) == []
+
+
 def test_every_row_with_a_floor_is_in_the_picture(ours):
     _, table = ours
     without = {"name": "prefill", "ms": 1.0, "floor_ms": None, "note": "some"}

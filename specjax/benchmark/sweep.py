@@ -41,7 +41,6 @@ def sweep(
         return Steady.of(case.target, case.prompts(batch), drafter, size, rounds, capacity)
 
     found: dict[str, Any] = {"rounds": rounds, "capacity": capacity, "plain": {}, "points": [], "checks": []}
-    table.sections["sweep"] = found
     for batch in batches:
         points = {size: steady(batch, size) for size in (0, *sizes)}
         side_by_side([points[0].compile_prefill, *(point.compile for point in points.values())])
@@ -53,6 +52,7 @@ def sweep(
                 continue
             expected = theory.expected_tokens(case.alpha, size)
             found["points"].append({"batch": batch, "size": size, "seconds": seconds})
+            table.sections["sweep"] = found  # from its first point on there is something to draw
             found["checks"].append(
                 {"batch": batch, "size": size, "alpha": case.alpha, "tokens": tokens, "expected": expected}
             )
@@ -89,7 +89,7 @@ def break_even(found: dict[str, Any], batch: int) -> float | None:
 
 
 def axes(found: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """The sizes of the section and the batches that were timed at all of them (one cut short was not), rising."""
+    """The batches that were timed at every size of the section (one cut short was not), and the sizes; both rising."""
     sizes = {p["size"] for p in found["points"]}
     counts = Counter(p["batch"] for p in found["points"])
     return sorted(batch for batch in counts if counts[batch] == len(sizes)), sorted(sizes)

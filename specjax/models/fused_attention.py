@@ -51,7 +51,7 @@ def attend(
     keys, values, mixed, top, total = pl.pallas_call(
         partial(
             _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads,
-            share=pl.cdiv(pl.cdiv(capacity, _TILE), parts), parts=parts, alone=interpret,
+            share=pl.cdiv(pl.cdiv(capacity, _TILE), parts), parts=parts, barrier=not interpret,
         ),  # fmt: skip
         grid=(batch, kv_heads, parts),
         in_specs=[*map(of_row, given), of_head, of_head],
@@ -73,7 +73,7 @@ def parts_of(programs: int, capacity: int) -> int:
     return 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
 
 
-def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, alone):
+def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, barrier):
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
     head, part = pl.program_id(1), pl.program_id(2)
@@ -89,7 +89,7 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
         cos, sin = cos_ref[_cells(tokens, 0, dim // 2)], sin_ref[_cells(tokens, 0, dim // 2)]
         return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
 
-    j = lax.broadcasted_iota(jnp.int32, (1 << (block - 1).bit_length(),), 0)  # tokens of the block, and padding
+    j = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(block),), 0)  # tokens of the block, and padding
     token = jnp.minimum(j, block - 1)
     key, slot = token * token_size + own_vectors + group, start + j
     mine = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
@@ -98,10 +98,10 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
     store(keys_ref.at[at, low], k_low)
     store(keys_ref.at[at, high], k_high)
     store(values_ref.at[at, :], qkv_ref[_cells(key + 1, 0, dim)])
-    if not alone:  # a program's threads read what others of them wrote
+    if barrier:  # a program's threads read what others of them wrote; interpreted, there are none
         plgpu.debug_barrier()
 
-    n = lax.broadcasted_iota(jnp.int32, (max(16, 1 << (block * group - 1).bit_length()),), 0)  # a matrix unit takes 16
+    n = lax.broadcasted_iota(jnp.int32, (max(16, pl.next_power_of_2(block * group)),), 0)  # a matrix unit takes 16
     token = jnp.minimum(n // group, block - 1)  # of query n: token by token, each of this head's group
     q_low, q_high = rotated(token * token_size + own_vectors + n % group, token)
 
