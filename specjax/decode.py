@@ -84,11 +84,10 @@ def score(
     attention = shape.attention(cache.lengths, cache.capacity)
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
+        width = max(width, narrowest(block))
         positions, mask = jax.tree.map(lambda x: x[:, :width], attention)
-        out = target(block[:, :width], cache, positions, mask, taps=taps)
-        logits, hidden, taken = jax.tree.map(
-            lambda x: jnp.pad(x, ((0, 0), (0, full - width), (0, 0))), (out.logits, out.hidden, out.taps)
-        )
+        out = target(fitted(block, width), cache, positions, mask, taps=taps)
+        logits, hidden, taken = jax.tree.map(lambda x: fitted(x, full), (out.logits, out.hidden, out.taps))
         return Output(logits, hidden, out.cache, taken)
 
     if len(widths) == 1:
@@ -98,6 +97,18 @@ def score(
     needed = 1 + jnp.max(jnp.maximum(counts, least))
     branch = jnp.sum(needed > jnp.array(widths[:-1]))
     return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
+
+
+def narrowest(block: jax.Array) -> int:
+    """Tokens that a call feeds at least: on a GPU one alone takes longer than two. What the second writes is past the
+    row's length, where capacity leaves room for it."""
+    return 2 if jax.default_backend() == "gpu" and block.shape[0] == 1 else 1
+
+
+def fitted(x: jax.Array, width: int) -> jax.Array:
+    """x[B, T, ...] with zeros after it, or cut. -> [B, width, ...]."""
+    missing = max(0, width - x.shape[1])
+    return jnp.pad(x, ((0, 0), (0, missing), *((0, 0) for _ in x.shape[2:])))[:, :width]
 
 
 def along(

@@ -63,14 +63,39 @@ def attend(
         name="attend",
     )(*given, keys, values)
     if parts > 1:
-        share = jnp.exp(top - jnp.max(top, axis=1, keepdims=True))[..., None]  # [B, parts, N, 1]
-        mixed = jnp.sum(mixed * share, axis=1) / jnp.sum(total[..., None] * share, axis=1)
-    return mixed.astype(qkv.dtype).reshape(batch, block, -1), keys, values
+        mixed = _joined(mixed, top, total, qkv.dtype, interpret)
+    return mixed.reshape(batch, block, -1), keys, values
 
 
 def parts_of(programs: int, capacity: int) -> int:
-    """Programs that share a row's cache: one for each 256 entries, but no more in all than two for a multiprocessor."""
-    return 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
+    """Programs that share a row's cache, a power of two: one for each 256 entries or more, but no more in all than two
+    for a multiprocessor."""
+    most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
+    return 1 << (most.bit_length() - 1)
+
+
+def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret: bool) -> jax.Array:
+    """Softmax over all parts from sums f32[B, parts, N, D], maxima and totals f32[B, parts, N]. -> [B, N, D]."""
+    batch, parts, rows, dim = mixed.shape
+
+    def kernel(mixed_ref, top_ref, total_ref, out_ref):
+        share = jnp.exp(top_ref[...] - jnp.max(top_ref[...]))  # [parts]
+        out = jnp.sum(mixed_ref[...] * share[:, None], axis=0) / jnp.sum(total_ref[...] * share)
+        out_ref[...] = out.astype(dtype)
+
+    def of_row(*ends: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, parts, None, *ends), lambda b, n: (b, 0, n, *(0 for _ in ends)))
+
+    return pl.pallas_call(
+        kernel,
+        grid=(batch, rows),
+        in_specs=[of_row(dim), of_row(), of_row()],
+        out_specs=pl.BlockSpec((None, None, dim), lambda b, n: (b, n, 0)),
+        out_shape=jax.ShapeDtypeStruct((batch, rows, dim), dtype),
+        compiler_params=plgpu.CompilerParams(num_warps=1),
+        interpret=interpret,
+        name="join",
+    )(mixed, top, total)
 
 
 def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, barrier):
