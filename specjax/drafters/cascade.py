@@ -67,7 +67,7 @@ class Cascade(Chain):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
         del target
-        room = capacity + num_speculative_tokens + self._block
+        room = kv.room(capacity + num_speculative_tokens + self._block)
         inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
         return CascadeState(self.lm.alloc_cache(batch, room), inner)
 

@@ -74,7 +74,7 @@ class Eagle(ChainOrTree):
         super().check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
-        room = capacity + self.fed(num_speculative_tokens)
+        room = kv.room(capacity + self.fed(num_speculative_tokens))
         cache = eagle.alloc_cache(self.config, batch, room, target.dtype)
         feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))

@@ -45,7 +45,7 @@ class TreeModel(ChainOrTree):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target
-        return DraftState(self.lm.alloc_cache(batch, capacity + self.fed(num_speculative_tokens)))
+        return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.fed(num_speculative_tokens))))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

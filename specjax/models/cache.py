@@ -51,6 +51,14 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
     return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), jnp.zeros(batch, jnp.int32))
 
 
+def room(entries: int) -> int:
+    """A capacity for at least so many: beyond 256 a multiple of 128, as :func:`specjax.requests.bucket` gives the target.
+
+    XLA's products on a GPU copy a cache of another length, whole, into one that is padded so.
+    """
+    return entries if entries <= 256 else -(-entries // 128) * 128
+
+
 def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:
     """Writes block[B, kv_heads, T, head_dim] into buffer[B, kv_heads, S, head_dim] at each row's own start i32[B].
 
