@@ -84,7 +84,7 @@ def score(
     attention = shape.attention(cache.lengths, cache.capacity)
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
-        width = max(width, narrowest(block))
+        width = max(width, narrowest(target, len(block)))
         positions, mask = jax.tree.map(lambda x: x[:, :width], attention)
         out = target(fitted(block, width), cache, positions, mask, taps=taps)
         logits, hidden, taken = jax.tree.map(lambda x: fitted(x, full), (out.logits, out.hidden, out.taps))
@@ -99,10 +99,14 @@ def score(
     return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
 
 
-def narrowest(block: jax.Array) -> int:
-    """Tokens that a call feeds at least: on a GPU one alone takes longer than two. What the second writes is past the
-    row's length, where capacity leaves room for it."""
-    return 2 if jax.default_backend() == "gpu" and block.shape[0] == 1 else 1
+def narrowest(target: LM, batch: int) -> int:
+    """Tokens a row that a call feeds at least.
+
+    Where matrices are large, XLA's products on a GPU take longer for a single row than for two. What the second token
+    writes is past the row's length, where capacity leaves room for it.
+    """
+    large = target.config.hidden_size >= 2048  # measured: 2048 and 4096 gain, 576 loses (docs/performance.md)
+    return 2 if large and batch == 1 and target.mesh is None and jax.default_backend() == "gpu" else 1
 
 
 def fitted(x: jax.Array, width: int) -> jax.Array:

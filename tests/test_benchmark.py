@@ -107,8 +107,8 @@ def test_what_is_compiled_ahead_is_not_compiled_again(case):
 def test_steady_rounds_keep_what_theory_expects(case):
     """Over many rows: 8 rows of 30 rounds, two standard errors being about 0.2 tokens."""
     steady = Steady.of(case.target, case.prompts(8), DraftModel(case.draft), 3, 30, 192)
-    seconds, tokens = steady.measure(repeats=1)
-    assert seconds > 0 and abs(tokens - theory.expected_tokens(0.7, 3)) < 0.25
+    _, tokens = steady.measure(repeats=1)
+    assert abs(tokens - theory.expected_tokens(0.7, 3)) < 0.25
     assert Steady.of(case.target, case.prompts(2), None, 0, 5, 128).measure(repeats=1)[1] == 1.0
 
 

@@ -4,6 +4,7 @@ Three prompts a call and one bucket throughout, so that few programs serve all t
 """
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -179,6 +180,39 @@ def test_a_round_outside_jit_is_the_compiled_round():
     np.testing.assert_allclose(info.p, compiled.p, atol=1e-5)
     for row, length in enumerate(np.asarray(loose.lengths)):
         assert np.array_equal(loose.tokens[row, :length], tight.tokens[row, :length])
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup(prompt_lookup_min=1)], ids=["plain", "lookup"])
+def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
+    """Up to the context's end, in no more room than a block needs: what the second token writes harms nothing."""
+    job = prepare(LM, [[5]], Options(drafter, temperature=0.7))
+    room = int(job.request.limit[0]) + job.block
+    state = job.start(job.request._replace(tokens=job.request.tokens[:, :room]))
+
+    def run_and_widths():
+        def rounds(state):
+            return decode.run(LM, job.drafter, job.verifier, job.num_speculative_tokens, state).tokens[0]
+
+        with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
+            tokens = jax.jit(rounds)(state)
+        return tokens.tolist(), min(call.args[1].shape[1] for call in calls.call_args_list)
+
+    alone, width = run_and_widths()
+    assert width == 1
+    monkeypatch.setattr(decode, "narrowest", lambda *_: 2)
+    assert run_and_widths() == (alone, 2)
+
+
+def test_where_one_token_is_fed_as_two(monkeypatch):
+    def least(hidden, batch=1, sharding=None):
+        config = dataclasses.replace(LM.config, hidden_size=hidden)
+        return decode.narrowest(dataclasses.replace(LM, config=config, cache_sharding=sharding), batch)
+
+    assert least(4096) == 1, "on a CPU"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert [least(4096), least(2048), least(576), least(4096, batch=2)] == [2, 2, 1, 1]
+    mesh = jax.make_mesh((1,), ("model",))
+    assert least(4096, sharding=jax.NamedSharding(mesh, jax.P())) == 1
 
 
 def test_b29_b99_b106_calls_leave_nothing_behind(plain):

@@ -52,7 +52,7 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
 
 
 def room(entries: int) -> int:
-    """A capacity for at least so many: beyond 256 a multiple of 128, as :func:`specjax.requests.bucket` gives the target.
+    """A capacity for at least so many: beyond 256 a multiple of 128, like those of :func:`specjax.requests.bucket`.
 
     XLA's products on a GPU copy a cache of another length, whole, into one that is padded so.
     """
