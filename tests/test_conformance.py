@@ -5,7 +5,9 @@ DRAFTERS costs one compilation a verifier.
 """
 
 import dataclasses
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from specjax import drafters, testing
 from specjax.datastore import Datastore
 from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
 from specjax.models import eagle, medusa, modules
+from specjax.models.cache import KVCache
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1, Eagle1Config
 from specjax.models.lookahead_tokens import LookaheadConfig, LookaheadTokens
@@ -188,6 +191,14 @@ def test_proposals_are_well_formed(drafter):
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_b11_verdicts_on_padded_slots_and_zero_probabilities(verifier):
     testing.check_verdicts(testing.checks.VERIFIERS[verifier])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_caches_have_a_length_that_xla_need_not_pad(drafter):
+    one = trial(drafter, "rejection")
+    init = partial(one.drafter.init, one.target, 2, 512, one.num_speculative_tokens)
+    held = jax.tree.leaves(jax.eval_shape(init), is_leaf=lambda x: isinstance(x, KVCache))
+    assert all(x.capacity % 128 == 0 for x in held if isinstance(x, KVCache))
 
 
 def constant(*row):
