@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> None:
         began = time.perf_counter()
         step()
         print(f"-- {name}: {time.perf_counter() - began:.0f} s, compiling included", flush=True)
+    rounds.against_theory(case, table, runs)
 
 
 def main(argv=None) -> int:

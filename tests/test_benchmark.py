@@ -15,7 +15,7 @@ from specjax.benchmark import latency, peers, plots, sweep
 from specjax.benchmark.case import Case
 from specjax.benchmark.early_exit import early_exit
 from specjax.benchmark.peers import gpt_fast, weights
-from specjax.benchmark.rounds import rounds
+from specjax.benchmark.rounds import against_theory, rounds
 from specjax.benchmark.steady import Steady
 from specjax.benchmark.table import Table
 from specjax.drafters import DraftModel
@@ -44,6 +44,20 @@ def test_rounds_write_the_planted_text(case, ours):
     assert all(run.tokens == [text] for run in runs.values())
     assert [row["name"] for row in table.rows] == ["plain decoding, a step", "round, T = 0", "round, T = 1"]
     assert runs["T = 0"].rounds < runs["plain"].rounds == case.max_new_tokens
+
+
+def test_speedups_stand_beside_theory_at_what_was_measured(case, ours, capsys):
+    runs, _ = ours
+    table = Table({"bandwidth": case.speed})
+    against_theory(case, table, runs)
+    assert "theory" not in table.sections, "the draft's call was not measured"
+    table.add("draft call, 2 tokens", runs["plain"].per_round / 4)
+    against_theory(case, table, runs)
+    one, other = table.sections["theory"]
+    tokens = runs["T = 0"].totals.tokens_per_step
+    assert one["c"] == pytest.approx(0.25) and one["theorem"] == pytest.approx(tokens / (3 * 0.25 + 1))
+    assert one["measured"] == pytest.approx(runs["T = 0"].tokens_per_second / runs["plain"].tokens_per_second)
+    assert other["round"] == "T = 1" and f"{other['theorem']:.2f} x plain" in capsys.readouterr().out
 
 
 def test_early_exit_is_measured_on_a_model_that_it_suits(case):

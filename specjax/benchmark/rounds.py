@@ -53,6 +53,30 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
     return runs
 
 
+def against_theory(case: Case, table: Table, runs: dict[str, Run]) -> None:
+    """Each speedup beside theorem 3.8 at what was measured: the tokens a round, and c from the draft's call.
+
+    Prints nothing without rounds and the mode ``draft``.
+    """
+    draft = next((row["ms"] / 1e3 for row in table.rows if row["name"] == "draft call, 2 tokens"), None)
+    plain = runs["plain"]
+    if draft is None:
+        return
+    c, found = draft / plain.per_round, []
+    for name, run in runs.items():
+        if name == "plain":
+            continue
+        bound = run.totals.tokens_per_step / (case.num_speculative_tokens * c + 1)
+        measured = run.tokens_per_second / plain.tokens_per_second
+        found.append({"round": name, "c": c, "theorem": bound, "measured": measured})
+        print(
+            f"theorem 3.8 at the measured {run.totals.tokens_per_step:.2f} tokens a round and c = {c:.3f}, {name}: "
+            f"{bound:.2f} x plain; measured {measured:.2f}"
+        )
+    table.sections["theory"] = found
+    table.save()
+
+
 def drafters(case: Case, table: Table, corpus: int) -> None:
     """What other drafters' machinery costs beside the target's call; ``corpus`` random tokens to retrieve from."""
     rng = np.random.default_rng(case.seed + 1)
