@@ -82,16 +82,16 @@ def score(
     block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]
     cache = kv.with_lengths(state.cache, state.lengths - 1)
     attention = shape.attention(cache.lengths, cache.capacity)
+    widths = tuple(sorted({max(width, narrowest(target, len(block))) for width in widths}))
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
-        width = max(width, narrowest(target, len(block)))
         positions, mask = jax.tree.map(lambda x: x[:, :width], attention)
         out = target(fitted(block, width), cache, positions, mask, taps=taps)
         logits, hidden, taken = jax.tree.map(lambda x: fitted(x, full), (out.logits, out.hidden, out.taps))
         return Output(logits, hidden, out.cache, taken)
 
     if len(widths) == 1:
-        return at_width(full, cache)
+        return at_width(widths[0], cache)
     counts = jnp.max(draft.valid * jnp.arange(1, full), axis=1)  # i32[B] the last node that does
     least = 0 if draft.least is None else draft.least * state.active
     needed = 1 + jnp.max(jnp.maximum(counts, least))
