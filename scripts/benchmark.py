@@ -77,7 +77,7 @@ def parse(argv) -> argparse.Namespace:
         if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
             parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
-    parser.at_least_one(args, "sweep_tokens", "sweep_batches")
+    parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "prefill_chunks", "corpus")
     parser.in_a_folder(args, "json")
     if "quantized" in args.modes and (args.quantize or args.quantize_draft):
         parser.error("--modes quantized quantises the models itself; leave --quantize and --quantize-draft out")

@@ -40,7 +40,7 @@ def draft(case: Case, table: Table) -> None:
 
 
 def eight_bits(case: Case, table: Table) -> None:
-    """A plain step of the target, and the two-token call that a draft step is, in each way to store weights.
+    """The target's call of one token, and the two-token call that a draft step is, in each way to store weights.
 
     Raises:
       ValueError: if the case's models are in eight bits already.
