@@ -38,7 +38,7 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
     floor = size * case.draft_floor + case.step_floor
     for name in settings:
         run = runs[name]
-        bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # theorem 3.8 for the tokens that were kept
+        bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # of what was kept
         table.add(
             f"round, {name}",
             run.per_round,
