@@ -11,7 +11,7 @@ from test_scripts import script
 from convert.llama import to_hf as to_hf_tensors
 from specjax import generate, theory
 from specjax.benchmark import early_exit as early_exit_module
-from specjax.benchmark import latency, peers, plots, sweep
+from specjax.benchmark import latency, measure, peers, plots, sweep
 from specjax.benchmark.case import Case
 from specjax.benchmark.early_exit import early_exit
 from specjax.benchmark.peers import gpt_fast, weights
@@ -124,6 +124,16 @@ def test_steady_rounds_keep_what_theory_expects(case):
     _, tokens = steady.measure(repeats=1)
     assert abs(tokens - theory.expected_tokens(0.7, 3)) < 0.25
     assert Steady.of(case.target, case.prompts(2), None, 0, 5, 128).measure(repeats=1)[1] == 1.0
+
+
+def test_a_rounds_time_leaves_the_hosts_share_out(case, monkeypatch):
+    def timed(run, repeats):
+        run()
+        return 0.2 + 0.01 * run.args[0]
+
+    monkeypatch.setattr(measure, "timed", timed)
+    steady = Steady.of(case.target, case.prompts(2), None, 0, 5, 128)
+    assert steady.measure()[0] == pytest.approx(0.01)
 
 
 def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
