@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax import random, requests, sampling
+from specjax import decode, random, requests, sampling
 from specjax.benchmark.case import Case
 from specjax.benchmark.measure import Call, all_seconds, weight_bytes
 from specjax.benchmark.table import Table
@@ -40,13 +40,14 @@ def draft(case: Case, table: Table) -> None:
 
 
 def eight_bits(case: Case, table: Table) -> None:
-    """The target's call of one token, and the two-token call that a draft step is, in each way to store weights.
+    """The calls that a plain step and a draft step are, in each way to store weights.
 
     Raises:
       ValueError: if the case's models are in eight bits already.
     """
     calls, floors = {}, {}
-    for what, lm, width, shares in (("target", case.target, 1, case.devices), ("draft", case.draft, 2, 1)):
+    plain = decode.narrowest(case.target, case.batch)
+    for what, lm, width, shares in (("target", case.target, plain, case.devices), ("draft", case.draft, 2, 1)):
         for kind in (None, *quantized.KINDS):
             small = lm.quantize(kind) if kind else lm
             name = f"{what} call, {width} tokens, {kind or lm.dtype.name}"
