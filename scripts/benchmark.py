@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 
 import specjax
+from specjax import parallel
 from specjax.benchmark import early_exit, latency, measure, parts, peers, rounds, sweep
 from specjax.benchmark.case import SHAPES, Case
 from specjax.benchmark.table import Table
@@ -78,7 +79,17 @@ def parse(argv) -> argparse.Namespace:
             parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
     parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "prefill_chunks", "corpus")
+    parser.at_least_one(args, "devices")
     parser.in_a_folder(args, "json")
+    for alpha in (args.alpha, *args.sweep_check_alphas):
+        if not 0 <= alpha <= 1:
+            parser.error(f"acceptance rates are from 0 to 1, got {alpha}")
+    target, draft = SHAPES[args.target], SHAPES[args.draft]
+    if target.vocab_size != draft.vocab_size:
+        parser.error(f"--target and --draft need one vocabulary, got {target.vocab_size} and {draft.vocab_size} tokens")
+    last = target.num_hidden_layers - 1
+    if args.exit_layer is not None and not 1 <= args.exit_layer <= last:
+        parser.error(f"--exit-layer of {args.target} is from 1 to {last}, got {args.exit_layer}")
     if "quantized" in args.modes and (args.quantize or args.quantize_draft):
         parser.error("--modes quantized quantises the models itself; leave --quantize and --quantize-draft out")
     return args
@@ -90,13 +101,15 @@ def run(args: argparse.Namespace) -> None:
         peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
     if args.compilation_cache:
         specjax.compilation_cache(args.compilation_cache)
+    if args.devices > 1:
+        parallel.mesh(args.devices)  # refuses too few
     device = jax.devices()[0]
     print(
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
         f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}, {args.devices} device(s)"
     )
-    speed = measure.bandwidth(4.0 if device.platform != "cpu" else 0.05)
-    print(f"read {speed['read'] / 1e12:.3f} TB/s, copy {speed['copy'] / 1e12:.3f} TB/s")
+    speed = measure.bandwidth(4.0 if device.platform != "cpu" else 0.1)
+    print(f"read {speed['read'] / 1e9:.0f} GB/s, copy {speed['copy'] / 1e9:.0f} GB/s")
     names = "alpha dtype quantize quantize_draft kv_dtype devices"
     names += " num_speculative_tokens batch prompt_length max_new_tokens"
     case = Case.planted(args.target, args.draft, speed=speed, **{name: getattr(args, name) for name in names.split()})

@@ -14,6 +14,7 @@ from specjax.benchmark import early_exit as early_exit_module
 from specjax.benchmark import latency, measure, peers, plots, sweep
 from specjax.benchmark.case import Case
 from specjax.benchmark.early_exit import early_exit
+from specjax.benchmark.parts import DRAFT_STEP
 from specjax.benchmark.peers import gpt_fast, weights
 from specjax.benchmark.rounds import against_theory, rounds
 from specjax.benchmark.steady import Steady
@@ -50,8 +51,8 @@ def test_speedups_stand_beside_theory_at_what_was_measured(case, ours, capsys):
     runs, _ = ours
     table = Table({"bandwidth": case.speed})
     against_theory(case, table, runs)
-    assert "theory" not in table.sections, "the draft's call was not measured"
-    table.add("draft call, 2 tokens", runs["plain"].per_round / 4)
+    assert "theory" not in table.sections, "the draft's step was not measured"
+    table.add(DRAFT_STEP, runs["plain"].per_round / 4)
     against_theory(case, table, runs)
     one, other = table.sections["theory"]
     tokens = runs["T = 0"].totals.tokens_per_step
@@ -91,6 +92,11 @@ def test_another_draft_is_stored_as_the_cases_own(case):
     (["--modes", "verify", "--corpus", "3"], "--corpus is for --modes drafters"),
     (["--modes", "sweep", "--sweep-tokens", "0", "2"], "--sweep-tokens must be at least 1"),
     (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+    (["--devices", "0"], "--devices must be at least 1"),
+    (["--alpha", "1.5"], "acceptance rates are from 0 to 1, got 1.5"),
+    (["--modes", "sweep", "--sweep-check-alphas", "-1"], "acceptance rates are from 0 to 1, got -1.0"),
+    (["--modes", "early-exit", "--exit-layer", "32"], "--exit-layer of llama-3.1-8b is from 1 to 31, got 32"),
+    (["--draft", "smollm2-135m"], "need one vocabulary, got 128256 and 49152 tokens"),
 ])  # fmt: skip
 def test_flags_that_would_do_nothing_or_fail_later_are_refused(capsys, args, named):
     with pytest.raises(SystemExit):
@@ -134,6 +140,26 @@ def test_a_rounds_time_leaves_the_hosts_share_out(case, monkeypatch):
     monkeypatch.setattr(measure, "timed", timed)
     steady = Steady.of(case.target, case.prompts(2), None, 0, 5, 128)
     assert steady.measure()[0] == pytest.approx(0.01)
+
+
+def test_no_time_is_made_up_where_more_rounds_took_less(case, monkeypatch):
+    taken = iter([0.3, 0.2, 0.3, 0.7])  # few, all; few, all
+
+    def timed(run, repeats):
+        run()
+        return next(taken, 0.5)
+
+    monkeypatch.setattr(measure, "timed", timed)
+    steady = Steady.of(case.target, case.prompts(2), None, 0, 5, 128)
+    assert steady.measure()[0] == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="5 rounds took 500.00 ms and 1 took 500.00"):
+        steady.measure()
+
+
+def test_reading_is_measured_by_what_reads_fastest_here():
+    """A maximum alone came out at a tenth of what a product reads on a CPU."""
+    speed = measure.bandwidth(0.05)
+    assert set(speed) == {"read", "copy"} and speed["read"] > 0.5 * speed["copy"] > 0
 
 
 def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):

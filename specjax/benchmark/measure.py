@@ -66,18 +66,31 @@ def all_seconds(calls: Mapping[str, Call]) -> dict[str, float]:
 
 
 def bandwidth(gigabytes: float) -> dict[str, float]:
-    """Bytes a second of reading (a maximum) and of copying (read plus write), on random data."""
-    size = int(gigabytes * 1e9 / 2)
+    """Bytes a second of reading and of copying (read plus write), on random data.
+
+    Reading is the faster of a maximum, which is a GPU's, and of a product with a vector, which is a CPU's.
+    """
+    size, width = int(gigabytes * 1e9 / 2), 8192
     x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(jax.random.key(0))
-    return {"read": 2 * size / Call(_read, (x,)).seconds(), "copy": 4 * size / Call(_copy, (x,)).seconds()}
+    largest, copy = Call(_largest, (x,)).seconds(), Call(_copy, (x,)).seconds()
+    del x
+    rows = size // 2 // width
+    matrix = jax.jit(lambda key: jax.random.normal(key, (rows, width)))(jax.random.key(0))  # f32
+    product = Call(_product, (matrix, jnp.ones(width))).seconds()
+    return {"read": max(2 * size / largest, 4 * rows * width / product), "copy": 4 * size / copy}
 
 
 @partial(jax.jit, static_argnames="count")
-def _read(x: jax.Array, count: int) -> jax.Array:
+def _largest(x: jax.Array, count: int) -> jax.Array:
     def body(i, most):  # of other values each time, so that no pass can be spared
         return jnp.maximum(most, jnp.max(x ^ i.astype(x.dtype)))
 
     return lax.fori_loop(0, count, body, jnp.zeros((), x.dtype))
+
+
+@partial(jax.jit, static_argnames="count")
+def _product(matrix: jax.Array, vector: jax.Array, count: int) -> jax.Array:
+    return lax.fori_loop(0, count, lambda i, vector: vector + 1e-9 * jnp.max(matrix @ vector), vector)
 
 
 @partial(jax.jit, static_argnames="count")

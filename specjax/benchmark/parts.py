@@ -26,6 +26,9 @@ SETTINGS = {
 }
 
 
+DRAFT_STEP = "draft step, mean of a round's"
+
+
 def verify(case: Case, table: Table) -> None:
     widths = range(1, case.num_speculative_tokens + 2)
     calls = {f"target call, {width} tokens": _call(case, case.target, width) for width in widths}
@@ -34,20 +37,25 @@ def verify(case: Case, table: Table) -> None:
 
 
 def draft(case: Case, table: Table) -> None:
+    """Calls of one and two tokens, and a step: the first of a round feeds two, the others as few as is fast."""
     calls = {f"draft call, {width} tokens": _call(case, case.draft, width) for width in (1, 2)}
-    for name, seconds in all_seconds(calls).items():
-        table.add(name, seconds, case.draft_floor)
+    seconds = all_seconds(calls)
+    for name, each in seconds.items():
+        table.add(name, each, case.draft_floor)
+    one, two = seconds.values()
+    size, other = case.num_speculative_tokens, two if decode.narrowest(case.draft, case.batch) == 2 else one
+    table.add(DRAFT_STEP, (two + (size - 1) * other) / size, case.draft_floor)
 
 
 def eight_bits(case: Case, table: Table) -> None:
-    """The calls that a plain step and a draft step are, in each way to store weights.
+    """The calls that a plain step and a draft step (but the first) are, in each way to store weights.
 
     Raises:
       ValueError: if the case's models are in eight bits already.
     """
     calls, floors = {}, {}
-    plain = decode.narrowest(case.target, case.batch)
-    for what, lm, width, shares in (("target", case.target, plain, case.devices), ("draft", case.draft, 2, 1)):
+    for what, lm, shares in (("target", case.target, case.devices), ("draft", case.draft, 1)):
+        width = decode.narrowest(lm, case.batch)
         for kind in (None, *quantized.KINDS):
             small = lm.quantize(kind) if kind else lm
             name = f"{what} call, {width} tokens, {kind or lm.dtype.name}"

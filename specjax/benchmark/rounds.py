@@ -8,7 +8,7 @@ import numpy as np
 
 from specjax.benchmark.case import Case
 from specjax.benchmark.measure import Run, generations
-from specjax.benchmark.parts import SETTINGS
+from specjax.benchmark.parts import DRAFT_STEP, SETTINGS
 from specjax.benchmark.table import Table
 from specjax.datastore import Datastore
 from specjax.drafters import Cascade, DraftModel, Jacobi, Lookahead, PromptLookup, Retrieval
@@ -53,11 +53,11 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
 
 
 def against_theory(case: Case, table: Table, runs: dict[str, Run]) -> None:
-    """Each speedup beside theorem 3.8 at what was measured: the tokens a round, and c from the draft's call.
+    """Each speedup beside theorem 3.8 at what was measured: the tokens a round, and c from the draft's step.
 
     Prints nothing without rounds and the mode ``draft``.
     """
-    draft = next((row["ms"] / 1e3 for row in table.rows if row["name"] == "draft call, 2 tokens"), None)
+    draft = next((row["ms"] / 1e3 for row in table.rows if row["name"] == DRAFT_STEP), None)
     plain = runs["plain"]
     if draft is None or len(runs) == 1:
         return
