@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import decode
 from specjax.drafters.base import Chain
 from specjax.drafters.prefill import catch_up
 from specjax.drafters.sampled import check_temperature, draw_chain
@@ -49,20 +50,28 @@ class DraftModel(Chain):
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
-        def next_logits(cache, previous, last, position):
-            # Two tokens a step, the one before the last again: then full acceptance leaves no hole in the cache, and
-            # all K steps are one program.
+        def two(cache, previous, last, position):
+            # The token before the last again: then full acceptance leaves no hole in the cache.
             fed = jnp.maximum(position - 1, 0)
             pair = jnp.where((position > 0)[:, None], jnp.stack([previous, last], 1), jnp.stack([last, last], 1))
             out = self.lm(pair, kv.with_lengths(cache, fed))
             return row_at(out.logits, position - fed), out.cache
 
-        # A draft step feeds the last two tokens itself.
+        def one(cache, previous, last, position):
+            del previous
+            out = self.lm(last[:, None], kv.with_lengths(cache, position))
+            return out.logits[:, 0], out.cache
+
+        # The first step feeds the last two tokens itself.
         wanted = jnp.maximum(state.lengths - 2, 0)
         cache = catch_up(self.lm, state.drafter.cache, state, wanted, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths - 1 + num_speculative_tokens, cache.lengths)  # idle rows may lag
         vocab = target.config.vocab_size
-        draft, cache = draw_chain(next_logits, cache, state, keys, num_speculative_tokens, vocab, self.temperature)
+        # Where one token is no faster than two, all K steps are one program.
+        steps = (two, None) if decode.narrowest(self.lm, len(held)) == 2 else (one, two)
+        draft, cache = draw_chain(
+            steps[0], cache, state, keys, num_speculative_tokens, vocab, self.temperature, first=steps[1]
+        )
         cache = kv.with_lengths(cache, held)
         positions = state.lengths[:, None] + jnp.arange(num_speculative_tokens)
         fits = positions <= self.lm.config.max_position_embeddings

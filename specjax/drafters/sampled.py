@@ -1,6 +1,7 @@
 """Drawing a chain of K tokens from anything that gives next-token logits: what all sampled drafts share."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ def draw_chain(
     num_speculative_tokens: int,
     vocab: int,
     temperature: float | None = None,
+    first: NextLogits | None = None,
 ) -> tuple[Draft, Any]:
     """K tokens one after another, each under the request's own sampling transforms; one ``lax.scan``.
 
@@ -33,13 +35,14 @@ def draw_chain(
       num_speculative_tokens: K, at least 1.
       vocab: V, the target's vocabulary size; logits of fewer or more tokens are fitted to it.
       temperature: replaces the request's.
+      first: the first step, where that does more than the others; it and they are then two programs.
 
     Returns:
       The draft with its q, f32[B, K, V], and the last carry.
     """
     params = at_temperature(state.sampling, temperature)
 
-    def step(all_carry, i):
+    def step(next_logits, all_carry, i):
         carry, previous, last, drafted = all_carry
         position = state.lengths - 1 + i  # of the last token
         logits, carry = next_logits(carry, previous, last, position)
@@ -55,8 +58,16 @@ def draw_chain(
     previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
     nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN)
     steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
-    start: Any = (carry, previous, last, nothing)
-    (carry, *_), (tokens, scores) = lax.scan(step, start, steps)
+    passed: Any = (carry, previous, last, nothing)
+    drawn = []  # tokens i32[steps, B], scores f32[steps, B, V]
+    if first is not None:
+        passed, (token, scores) = step(first, passed, steps[0])
+        drawn, steps = [(token[None], scores[None])], steps[1:]
+    if len(steps):
+        passed, rest = lax.scan(partial(step, next_logits), passed, steps)
+        drawn.append(rest)
+    carry = passed[0]
+    tokens, scores = jax.tree.map(lambda *parts: jnp.concatenate(parts), *drawn)
     # What each was drawn from is written out for all of them at once: the steps themselves need no sums.
     tokens, q = tokens.swapaxes(0, 1), sampling.normalised(scores.swapaxes(0, 1))  # [B, K], [B, K, V]
     valid = jnp.isfinite(q[..., 0])
