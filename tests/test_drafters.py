@@ -70,16 +70,24 @@ class _State:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
+def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypatch):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
     target = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
     drafter = DraftModel(noisy_twin(target, 0.01), prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
     options = specjax.Options(drafter=drafter, num_speculative_tokens=2, temperature=temperature)
     job = specjax.generation.prepare(target, [[1, 2, 3]] * 4000, options)
-    advance = jax.jit(decode.advance, static_argnums=(2, 3))
-    _, info, p = advance(target, drafter, job.verifier, 2, job.start(job.request))
-    info, p = jax.device_get((info, p))
-    assert p.dtype == np.float32
+    scored, score = [], decode.score
+    monkeypatch.setattr(decode, "score", lambda *given: scored.append(score(*given)) or scored[-1])
+
+    @jax.jit
+    def judged(target, drafter, state):
+        _, info, p = decode.advance(target, drafter, job.verifier, 2, state)
+        return info, p, scored[-1].logits
+
+    info, p, logits = jax.device_get(judged(target, drafter, job.start(job.request)))
+    assert p.dtype == logits.dtype == np.float32
+    exact = np.exp(logits.astype(np.float64) / temperature)  # float64, so that rounding p anywhere would show
+    assert np.abs(p - exact / exact.sum(-1, keepdims=True)).max() < 1e-5
     assert chi_square(np.bincount(info.tokens[:, 0], minlength=8), p[:, 0].mean(0)) > 1e-4
     for first in (1, 5):  # the likely ones
         kept = (info.accepted > 0) & (info.tokens[:, 0] == first)
