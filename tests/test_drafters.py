@@ -11,6 +11,7 @@ from specjax.drafters import (
     Adaptive,
     Cascade,
     DraftModel,
+    Eagle,
     EntropyGuided,
     FirstOf,
     Jacobi,
@@ -25,6 +26,8 @@ from specjax.drafters import (
     TreeModel,
 )
 from specjax.drafters.adaptive import AdaptiveState
+from specjax.models import modules
+from specjax.models.eagle import EagleConfig
 from specjax.testing import (
     Trial,
     check_path_independence,
@@ -298,6 +301,22 @@ def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
     monkeypatch.setattr(checks, "PROMPTS", [[1, 2, 0, 3] * 6 + [1, 2, 0], [3], [2, 1]])
     lm = tiny_lm(0, vocab_size=4, std=0.7)
     check_path_independence(Trial(lm, FirstOf(PromptLookup(), make(noisy_twin(lm, 0.25)))), rounds=8)
+
+
+def eagle(prefill_chunk):
+    config = EagleConfig(DEEP.config, (0, 1, 2))
+    return Eagle(config, modules.init(config.module, config, 0), None, prefill_chunk=prefill_chunk)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "4", True])
+@pytest.mark.parametrize("make", [
+    lambda chunk: DraftModel(DEEP, prefill_chunk=chunk), lambda chunk: TreeModel(DEEP, (2, 1), prefill_chunk=chunk),
+    lambda chunk: Cascade(PromptLookup(), DEEP, prefill_chunk=chunk), eagle,
+], ids=["model", "tree", "cascade", "eagle"])  # fmt: skip
+def test_a_chunk_of_no_tokens_is_refused_where_the_drafter_is_made(make, chunk):
+    with pytest.raises(ValueError, match="prefill_chunk must be an integer of at least 1, or None, got"):
+        make(chunk)
+    assert make(1) and make(np.int64(4)) and make(None)
 
 
 @pytest.mark.slow
