@@ -75,8 +75,17 @@ def score(
     """The target on [last committed token, draft]: one call, at the narrowest compiled width that holds every draft.
 
     Returns logits f32[B, N+1, V] and hidden states for all N + 1 positions; those past the width run are zeros.
+
+    Raises:
+      ValueError: while it is traced, unless the widths end at N + 1: where none holds a draft it would be cut, and
+        judged by zeros.
     """
     full = draft.tokens.shape[1] + 1
+    if max(widths, default=0) != full:
+        raise ValueError(
+            f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
+            f"got {widths}"
+        )
     rows = jnp.arange(state.lengths.shape[0])
     last = state.tokens[rows, state.lengths - 1]
     block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]

@@ -5,21 +5,24 @@ DRAFTERS costs one compilation a verifier.
 """
 
 import dataclasses
-from functools import partial
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from specjax import drafters, testing
+from specjax import decode, drafters, testing
 from specjax.datastore import Datastore
 from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
+from specjax.generation import prepare
+from specjax.models import cache as kv
 from specjax.models import eagle, medusa, modules
-from specjax.models.cache import KVCache
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1, Eagle1Config
+from specjax.models.lm import LM
 from specjax.models.lookahead_tokens import LookaheadConfig, LookaheadTokens
 from specjax.models.medusa import MedusaConfig
+from specjax.requests import Options
 from specjax.testing import Trial
 from specjax.topology import from_choices, from_widths
 
@@ -193,12 +196,26 @@ def test_b11_verdicts_on_padded_slots_and_zero_probabilities(verifier):
     testing.check_verdicts(testing.checks.VERIFIERS[verifier])
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", [*DRAFTERS, pytest.param(drafters.SinkWindow(4, 300), id="sink and long window")])
 def test_caches_have_a_length_that_xla_need_not_pad(drafter):
-    one = trial(drafter, "rejection")
-    init = partial(one.drafter.init, one.target, 2, 512, one.num_speculative_tokens)
-    held = jax.tree.leaves(jax.eval_shape(init), is_leaf=lambda x: isinstance(x, KVCache))
-    assert all(x.capacity % 128 == 0 for x in held if isinstance(x, KVCache))
+    """Those that are kept, and those that a model is called with, which may be made for one round."""
+    one, size = trial(drafter, "rejection"), 3
+    job = prepare(one.target, [[1, 2]], Options(one.drafter, num_speculative_tokens=size, capacity=512))
+
+    def round_of(target, drafter, request):
+        state = decode.start(target, drafter, request, size, job.chunk, logprobs=False)
+        return decode.advance(target, drafter, job.verifier, size, state)[0]
+
+    with mock.patch.object(LM, "__call__", autospec=True, side_effect=LM.__call__) as calls:
+        state = jax.eval_shape(round_of, job.lm, job.drafter, job.request)
+    seen = [call.args[2] for call in calls.call_args_list]
+    seen += [x for x in jax.tree.leaves(state, is_leaf=is_cache) if is_cache(x)]
+    assert calls.call_count >= 2, "prompt and block"
+    assert [x.capacity for x in seen] == [kv.room(x.capacity) for x in seen]
+
+
+def is_cache(x) -> bool:
+    return isinstance(x, kv.KVCache)
 
 
 def constant(*row):

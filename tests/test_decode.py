@@ -4,6 +4,7 @@ Three prompts a call and one bucket throughout, so that few programs serve all t
 """
 
 import dataclasses
+import re
 from unittest import mock
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 from specjax import NoDistributionError, decode, generate, stream, testing, warmup
 from specjax.drafters import DraftModel, PromptLookup
+from specjax.drafters.base import static
 from specjax.generation import prepare
 from specjax.requests import Options
 
@@ -201,6 +203,40 @@ def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
     assert width == 1
     monkeypatch.setattr(decode, "narrowest", lambda *_: 2)
     assert run_and_widths() == (alone, 2)
+
+
+def test_widths_that_come_to_the_same_are_compiled_once(monkeypatch):
+    job = prepare(LM, [[5]], Options(PromptLookup(), num_speculative_tokens=1))
+    assert job.drafter.widths(1) == (1, 2)
+    state = jax.eval_shape(job.start, job.request)
+
+    def calls_of_a_round():
+        with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
+            jax.eval_shape(lambda state: decode.round(LM, job.drafter, job.verifier, 1, state), state)
+        return [call.args[1].shape[1] for call in calls.call_args_list]
+
+    assert calls_of_a_round() == [1, 2]
+    monkeypatch.setattr(decode, "narrowest", lambda *_: 2)
+    assert calls_of_a_round() == [2]
+
+
+@static
+@dataclasses.dataclass(frozen=True)
+class Misstated(PromptLookup):
+    """Prompt lookup that says of itself what is asked of it."""
+
+    says: tuple[int, ...] = ()
+
+    def widths(self, num_speculative_tokens):
+        return self.says
+
+
+@pytest.mark.parametrize("widths", [(1,), (1, 3), (3,), (1, 5)], ids=str)
+def test_widths_that_do_not_rise_to_the_block_are_refused(widths):
+    """A draft that no width holds would be cut, and its last tokens judged by zeros."""
+    says = re.escape(f"widths must rise to its block of 4 tokens, the last committed and 3 drafted, got {widths}")
+    with pytest.raises(ValueError, match=says):
+        run(Misstated(says=widths), num_speculative_tokens=3)
 
 
 def test_where_one_token_is_fed_as_two(monkeypatch):

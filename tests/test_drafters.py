@@ -11,6 +11,7 @@ from specjax.drafters import (
     Adaptive,
     Cascade,
     DraftModel,
+    Eagle,
     EntropyGuided,
     FirstOf,
     Jacobi,
@@ -25,6 +26,8 @@ from specjax.drafters import (
     TreeModel,
 )
 from specjax.drafters.adaptive import AdaptiveState
+from specjax.models import modules
+from specjax.models.eagle import EagleConfig
 from specjax.testing import (
     Trial,
     check_path_independence,
@@ -70,16 +73,24 @@ class _State:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
+def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypatch):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
     target = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
     drafter = DraftModel(noisy_twin(target, 0.01), prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
     options = specjax.Options(drafter=drafter, num_speculative_tokens=2, temperature=temperature)
     job = specjax.generation.prepare(target, [[1, 2, 3]] * 4000, options)
-    advance = jax.jit(decode.advance, static_argnums=(2, 3))
-    _, info, p = advance(target, drafter, job.verifier, 2, job.start(job.request))
-    info, p = jax.device_get((info, p))
-    assert p.dtype == np.float32
+    scored, score = [], decode.score
+    monkeypatch.setattr(decode, "score", lambda *given: scored.append(score(*given)) or scored[-1])
+
+    @jax.jit
+    def judged(target, drafter, state):
+        _, info, p = decode.advance(target, drafter, job.verifier, 2, state)
+        return info, p, scored[-1].logits
+
+    info, p, logits = jax.device_get(judged(target, drafter, job.start(job.request)))
+    assert p.dtype == logits.dtype == np.float32
+    exact = np.exp(logits.astype(np.float64) / temperature)  # float64, so that rounding p anywhere would show
+    assert np.abs(p - exact / exact.sum(-1, keepdims=True)).max() < 1e-5
     assert chi_square(np.bincount(info.tokens[:, 0], minlength=8), p[:, 0].mean(0)) > 1e-4
     for first in (1, 5):  # the likely ones
         kept = (info.accepted > 0) & (info.tokens[:, 0] == first)
@@ -290,6 +301,22 @@ def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
     monkeypatch.setattr(checks, "PROMPTS", [[1, 2, 0, 3] * 6 + [1, 2, 0], [3], [2, 1]])
     lm = tiny_lm(0, vocab_size=4, std=0.7)
     check_path_independence(Trial(lm, FirstOf(PromptLookup(), make(noisy_twin(lm, 0.25)))), rounds=8)
+
+
+def eagle(prefill_chunk):
+    config = EagleConfig(DEEP.config, (0, 1, 2))
+    return Eagle(config, modules.init(config.module, config, 0), None, prefill_chunk=prefill_chunk)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "4", True])
+@pytest.mark.parametrize("make", [
+    lambda chunk: DraftModel(DEEP, prefill_chunk=chunk), lambda chunk: TreeModel(DEEP, (2, 1), prefill_chunk=chunk),
+    lambda chunk: Cascade(PromptLookup(), DEEP, prefill_chunk=chunk), eagle,
+], ids=["model", "tree", "cascade", "eagle"])  # fmt: skip
+def test_a_chunk_of_no_tokens_is_refused_where_the_drafter_is_made(make, chunk):
+    with pytest.raises(ValueError, match="prefill_chunk must be an integer of at least 1, or None, got"):
+        make(chunk)
+    assert make(1) and make(np.int64(4)) and make(None)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jax import lax
 from specjax import decode, sampling
 from specjax.drafters.base import Chain
 from specjax.drafters.model import check_draft_model
-from specjax.drafters.prefill import catch_up
+from specjax.drafters.prefill import catch_up, check_chunk
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
@@ -55,6 +55,7 @@ class Cascade(Chain):
         size = self.num_speculative_tokens
         if isinstance(size, int) and size < 1:
             raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
+        check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

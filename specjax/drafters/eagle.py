@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.drafters.grow import ChainOrTree, Level, Tree
-from specjax.drafters.prefill import chunk_size
+from specjax.drafters.prefill import check_chunk, chunk_size
 from specjax.drafters.sampled import draw_chain, spreading
 from specjax.models import cache as kv
 from specjax.models import eagle, modules
@@ -57,6 +57,10 @@ class Eagle(ChainOrTree):
     temperature: float | None = None
     prefill_chunk: int | None = None
     embed: jax.Array | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_chunk(self.prefill_chunk)
 
     def taps(self, target: LM) -> tuple[int, ...]:
         del target

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax import decode
 from specjax.drafters.base import Chain
-from specjax.drafters.prefill import catch_up
+from specjax.drafters.prefill import catch_up, check_chunk
 from specjax.drafters.sampled import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
@@ -39,6 +39,7 @@ class DraftModel(Chain):
 
     def __post_init__(self):
         check_temperature(self.temperature)
+        check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)

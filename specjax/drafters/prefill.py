@@ -1,5 +1,7 @@
 """Lazy prefill: a draft's cache catches up with the committed text when the row first drafts, or after a pause."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -7,12 +9,21 @@ from jax import lax
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
+from specjax.requests import is_int
 from specjax.types import DecodeState
+
+
+def check_chunk(prefill_chunk: Any) -> None:
+    """Raises ValueError for what can't be a number of tokens."""
+    if prefill_chunk is not None and not (is_int(prefill_chunk) and prefill_chunk >= 1):
+        raise ValueError(f"prefill_chunk must be an integer of at least 1, or None, got {prefill_chunk!r}")
 
 
 def chunk_size(asked: int | None) -> int:
     """Tokens fed at a time: a CPU pays for padding, a GPU wants large products."""
-    return asked or (64 if jax.default_backend() == "cpu" else 512)
+    if asked is not None:
+        return asked
+    return 64 if jax.default_backend() == "cpu" else 512
 
 
 def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:

@@ -41,7 +41,7 @@ class SinkWindow(Stateless):
     ) -> tuple[Draft, DecodeState]:
         kept = min(self.sink + self.window, state.cache.capacity)
         committed = state.lengths - 1  # entries of the target's cache
-        small = self._gather(state.cache, committed, kept, num_speculative_tokens)
+        small = self._gather(state.cache, committed, kept, kv.room(kept + num_speculative_tokens))
 
         def next_logits(cache, previous, last, position):
             slots = jnp.minimum(committed, kept) + position - committed  # where this token lands in the small cache
@@ -52,8 +52,8 @@ class SinkWindow(Stateless):
         draft, _ = draw_chain(next_logits, small, state, keys, num_speculative_tokens, vocab, self.temperature)
         return draft, state
 
-    def _gather(self, cache: KVCache, committed: jax.Array, kept: int, room: int) -> KVCache:
-        """The kept entries, sinks first and in order, in a cache with room for K more."""
+    def _gather(self, cache: KVCache, committed: jax.Array, kept: int, capacity: int) -> KVCache:
+        """The kept entries, sinks first and in order, in a cache of that capacity."""
         index = jnp.arange(kept)
         latest = committed[:, None] - kept + index  # the last ``kept`` entries
         index = jnp.where((committed[:, None] > kept) & (index >= self.sink), latest, index)  # [B, kept]
@@ -61,7 +61,7 @@ class SinkWindow(Stateless):
         def take(leaf):  # [B, kv_heads, S, ...]
             extra = range(3, leaf.ndim)
             rows = jnp.take_along_axis(leaf, jnp.expand_dims(index[:, None], tuple(extra)), axis=2, mode="clip")
-            return jnp.pad(rows, ((0, 0), (0, 0), (0, room), *((0, 0) for _ in extra)))
+            return jnp.pad(rows, ((0, 0), (0, 0), (0, capacity - kept), *((0, 0) for _ in extra)))
 
         keys, values = jax.tree.map(take, (cache.keys, cache.values))
         return KVCache(keys, values, committed)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specjax import tree
 from specjax.drafters.grow import ChainOrTree, Level, Tree
 from specjax.drafters.model import DraftState, check_draft_model
-from specjax.drafters.prefill import catch_up
+from specjax.drafters.prefill import catch_up, check_chunk
 from specjax.models import cache as kv
 from specjax.models.lm import LM
 from specjax.topology import Topology
@@ -31,13 +31,18 @@ class TreeModel(ChainOrTree):
         512, on a CPU 64.
 
     Raises:
-      ValueError: for widths that make no tree, or a temperature that is no finite number of at least 0.
+      ValueError: for widths that make no tree, a temperature that is no finite number of at least 0, or a prefill_chunk
+        that is no integer of at least 1.
     """
 
     lm: LM
     tree: Tree | Topology | Sequence[int]
     temperature: float | None = None
     prefill_chunk: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
         check_draft_model(target, self.lm)
@@ -82,6 +87,4 @@ class TreeModel(ChainOrTree):
         return state._replace(drafter=DraftState(cache))
 
 
-jax.tree_util.register_dataclass(
-    TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk"]
-)
+jax.tree_util.register_dataclass(TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk"])

@@ -13,6 +13,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import specjax
 from specjax import decode, random, sampling, tree, verify
@@ -36,6 +37,7 @@ B03 = "tests/test_verify.py::test_b03_the_residual_is_normalised_and_keeps_its_z
 B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[rejection]"
 B08 = "tests/test_multi.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
 B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
+B13 = "tests/test_drafters.py::test_b13_bfloat16_models_are_sampled_and_judged_in_float32[{}]".format
 B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
 TREE_LAW = LAW_OF("tree")
 TREE_TEXT = "tests/test_conformance.py::test_coupled_is_plain_token_for_token_under_sampling[tree]"
@@ -236,6 +238,13 @@ def limit_not_enforced():
 
     def restore(result, state):
         return result[0]._replace(limit=state.limit), result[1]
+
+
+@fault(B13(0.3), B13(1.0))
+def target_judged_from_bfloat16_logits():
+    """What is drawn follows the rounded law as well, so only the law itself can tell."""
+    # Not a cast there and back, which XLA may leave out.
+    wrap(sampling, "distribution", lambda f: lambda logits, *rest: f(lax.reduce_precision(logits, 8, 7), *rest))
 
 
 @fault(LAW, SELF)
