@@ -158,7 +158,7 @@ def test_no_time_is_made_up_where_more_rounds_took_less(case, monkeypatch):
 
 def test_reading_is_measured_by_what_reads_fastest_here():
     """A maximum alone came out at a tenth of what a product reads on a CPU."""
-    speed = measure.bandwidth(0.05)
+    speed = measure.bandwidth(0.01)
     assert set(speed) == {"read", "copy"} and speed["read"] > 0.5 * speed["copy"] > 0
 
 
