@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from test_attention import CASES, case
 from test_convert_checkpoint import HF, write_hf
 
 from convert import checkpoint
@@ -15,7 +16,7 @@ from specjax import LlamaConfig, decode, drafters, generate, parallel, stream, t
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation import prepare
 from specjax.load import load
-from specjax.models import modules
+from specjax.models import attention, fused_attention, modules
 from specjax.models.eagle import Eagle, EagleConfig
 from specjax.models.quantized import map_with_path
 from specjax.requests import Options
@@ -116,6 +117,32 @@ def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
     assert shards == {1}, "a kv head a device"
     after = compiled.output_shardings[0].cache
     assert all(a.is_equivalent_to(b.sharding, 4) for a, b in zip(after.keys, state.cache.keys, strict=True))
+
+
+@pytest.mark.parametrize("name", ["nothing cached yet", "a tree on a long cache"])
+@pytest.mark.parametrize("kv_heads", [1, 4], ids=["whole", "in parts"])
+def test_each_device_runs_the_kernel_on_its_own_heads(monkeypatch, name, kv_heads):
+    *start, heads, group, dim, capacity, masked = CASES[name]
+    args = case(*start, 4, group, dim, capacity, masked)
+    mesh, ran, kernel = parallel.mesh(4), [], fused_attention.attend
+    cut = parallel.cache_sharding(mesh) if kv_heads == 4 else NamedSharding(mesh, PartitionSpec())
+
+    def seen(qkv, *rest, **options):
+        ran.append(qkv.shape[2])
+        return kernel(qkv, *rest, **options)
+
+    monkeypatch.setattr(fused_attention, "attend", seen)
+    monkeypatch.setattr(attention, "kernels", lambda: "cpu")
+
+    def attended(own):  # jit's memory of traces knows nothing of the cut
+        with attention.cut(own):
+            return jax.jit(lambda *args: attention.attend(*args))(*args)
+
+    alone, out = attended(None), attended(cut)
+    assert set(ran) == {4, 4 // kv_heads}
+    assert all(x.sharding.is_equivalent_to(cut, 4) for x in out[1:])
+    for got, want in zip(out, alone, strict=True):
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))
 
 
 def test_a_tied_table_serves_both_ends():

@@ -15,24 +15,28 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.models import cache as kv
 from specjax.models import rope
 from specjax.models.cache import Buffer
 from specjax.models.quantized import Quantized
 
-_LEFT = ContextVar("left to XLA", default=False)
+_CUT: ContextVar[NamedSharding | None] = ContextVar("how caches are cut among devices", default=None)
 _MOST = 32  # queries a kv head, beyond which XLA's kernels are as fast (measured on an H100)
 
 
 @contextmanager
-def left_to_xla() -> Iterator[None]:
-    """What is traced within has no hand-written kernel: XLA's partitioner could not cut it among devices."""
-    token = _LEFT.set(True)
+def cut(caches: NamedSharding | None) -> Iterator[None]:
+    """What is traced within attends to caches on several devices, cut so: whole on each, or each its own kv heads.
+
+    XLA's partitioner can't cut a hand-written kernel, so each device runs its own.
+    """
+    token = _CUT.set(caches)
     try:
         yield
     finally:
-        _LEFT.reset(token)
+        _CUT.reset(token)
 
 
 def attend(
@@ -67,13 +71,24 @@ def attend(
     # Differentiated as what it stands for.
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(by_xla, args, tangents)[1]))
     args = qkv, angles, mask, keys, values, starts
-    return lax.platform_dependent(*args, **{how: kernel}, default=by_xla)
+    served, own = partial(lax.platform_dependent, **{how: kernel}, default=by_xla), _CUT.get()
+    if own is None:
+        return served(*args)
+    whole, of_cache = PartitionSpec(), own.spec
+    of_heads = PartitionSpec(None, None, *of_cache[1:2])  # qkv's, and the result's
+    return jax.shard_map(
+        served,
+        mesh=own.mesh,
+        in_specs=(of_heads, whole, whole, of_cache, of_cache, whole),
+        out_specs=(of_heads, of_cache, of_cache),
+        check_vma=False,  # of which Pallas says nothing
+    )(*args)
 
 
 def kernels() -> str | None:
     """The platform on which what is traced now has hand-written kernels: "cuda", or None. (Tests say "cpu", and there
     the kernel is interpreted.)"""
-    if _LEFT.get() or os.environ.get("SPECJAX_FUSED_ATTENTION", "1") == "0" or jax.default_backend() != "gpu":
+    if os.environ.get("SPECJAX_FUSED_ATTENTION", "1") == "0" or jax.default_backend() != "gpu":
         return None
     capability = getattr(jax.devices()[0], "compute_capability", "9.0")  # a device only compiled for isn't asked
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8.0:  # AMD's, or without bfloat16 products

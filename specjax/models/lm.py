@@ -1,7 +1,6 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
-from contextlib import nullcontext
 from typing import Any, cast
 
 import jax
@@ -51,7 +50,7 @@ class LM:
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
         module = llama.merge(self.config, self.params)
-        with nullcontext() if self.mesh is None else attention.left_to_xla():
+        with attention.cut(self.cache_sharding):
             return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
