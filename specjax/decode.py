@@ -77,11 +77,11 @@ def score(
     Returns logits f32[B, N+1, V] and hidden states for all N + 1 positions; those past the width run are zeros.
 
     Raises:
-      ValueError: while it is traced, unless the widths end at N + 1: where none holds a draft it would be cut, and
-        judged by zeros.
+      ValueError: while it is traced, unless the widths rise to N + 1: where none holds a draft it would be cut, and
+        judged by zeros, and by the last one capacities are reckoned.
     """
     full = draft.tokens.shape[1] + 1
-    if max(widths, default=0) != full:
+    if list(widths) != sorted(set(widths)) or widths[-1:] != (full,):
         raise ValueError(
             f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
             f"got {widths}"
@@ -115,7 +115,7 @@ def narrowest(target: LM, batch: int) -> int:
     writes is past the row's length, where capacity leaves room for it.
     """
     large = target.config.hidden_size >= 2048  # measured: 2048 and 4096 gain, 576 loses (docs/performance.md)
-    return 2 if large and batch == 1 and target.mesh is None and jax.default_backend() == "gpu" else 1
+    return 2 if large and batch == 1 and not target.in_parts and jax.default_backend() == "gpu" else 1
 
 
 def fitted(x: jax.Array, width: int) -> jax.Array:

@@ -1,8 +1,9 @@
 """Tensor parallelism: one model over the devices of a one-axis mesh, the loop and the drafters as they are.
 
 Megatron's split (Shoeybi et al. 2019, section 3): query/key/value and gate/up products are cut by output, attention
-and MLP outputs by input, so a layer sums across devices twice. Weights say how they are cut; XLA's partitioner does
-the rest. Each device holds its kv heads' cache, and everything outside the target is held by all devices alike.
+and MLP outputs by input, so a layer sums across devices twice. Weights say how they are cut, and XLA's
+partitioner does the rest but for looking embeddings up (``LM.embed``) and the attention kernel (``attention.cut``).
+Each device holds its kv heads' cache, and everything outside the target is held by all devices alike.
 """
 
 import dataclasses

@@ -119,30 +119,48 @@ def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
     assert all(a.is_equivalent_to(b.sharding, 4) for a, b in zip(after.keys, state.cache.keys, strict=True))
 
 
-@pytest.mark.parametrize("name", ["nothing cached yet", "a tree on a long cache"])
-@pytest.mark.parametrize("kv_heads", [1, 4], ids=["whole", "in parts"])
-def test_each_device_runs_the_kernel_on_its_own_heads(monkeypatch, name, kv_heads):
-    *start, heads, group, dim, capacity, masked = CASES[name]
-    args = case(*start, 4, group, dim, capacity, masked)
-    mesh, ran, kernel = parallel.mesh(4), [], fused_attention.attend
-    cut = parallel.cache_sharding(mesh) if kv_heads == 4 else NamedSharding(mesh, PartitionSpec())
+@pytest.fixture
+def kernel(monkeypatch):
+    """The attention kernel, interpreted; a list of how many kv heads each call of it was traced for."""
+    heads, attend = [], fused_attention.attend
 
-    def seen(qkv, *rest, **options):
-        ran.append(qkv.shape[2])
-        return kernel(qkv, *rest, **options)
+    def seen(qkv, *args, **options):
+        heads.append(qkv.shape[2])
+        return attend(qkv, *args, **options)
 
     monkeypatch.setattr(fused_attention, "attend", seen)
     monkeypatch.setattr(attention, "kernels", lambda: "cpu")
+    return heads
+
+
+@pytest.mark.parametrize("name", ["nothing cached yet", "a tree on a long cache"])
+@pytest.mark.parametrize("count", [1, 4], ids=["whole", "in parts"])
+def test_each_device_runs_the_kernel_on_its_own_heads(kernel, name, count):
+    *start, _, group, dim, capacity, masked = CASES[name]
+    args = case(*start, 4, group, dim, capacity, masked)
+    mesh = parallel.mesh(4)
+    cut = parallel.cache_sharding(mesh) if count == 4 else NamedSharding(mesh, PartitionSpec())
 
     def attended(own):  # jit's memory of traces knows nothing of the cut
         with attention.cut(own):
             return jax.jit(lambda *args: attention.attend(*args))(*args)
 
     alone, out = attended(None), attended(cut)
-    assert set(ran) == {4, 4 // kv_heads}
+    assert set(kernel) == {4, 4 // count}
     assert all(x.sharding.is_equivalent_to(cut, 4) for x in out[1:])
     for got, want in zip(out, alone, strict=True):
         np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))
+
+
+def test_models_on_a_mesh_decode_with_the_kernel(kernel):
+    target = testing.tiny_lm(0, dtype=jnp.bfloat16, head_dim=32, **SHAPE)
+    draft, mesh = testing.noisy_twin(target, 0.05), parallel.mesh(4)
+    want = generate(target, PROMPTS, drafter=DraftModel(draft), **OPTIONS).tokens
+    assert set(kernel) == {4}
+    kernel.clear()
+    drafter = DraftModel(parallel.replicate(draft, mesh))
+    assert generate(parallel.shard(target, mesh), PROMPTS, drafter=drafter, **OPTIONS).tokens == want
+    assert set(kernel) == {1, 4}, "a kv head a device of the target's, all of the draft's on each"
 
 
 def test_a_tied_table_serves_both_ends():

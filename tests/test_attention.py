@@ -162,6 +162,10 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
     assert result(qkv, angles, mask, *other, starts) == (1, 1, 512)
     wide = jnp.repeat(qkv, 9, axis=1), tuple(jnp.repeat(x, 9, axis=1) for x in angles)  # 36 queries a head
     assert result(*wide, mask, keys, values, starts) == (1, 9, 512)
+    mesh = jax.make_mesh((1,), ("model",))
+    for spec in (jax.P("model"), jax.P(None, None, "model")):
+        with pytest.raises(ValueError, match="by kv heads alone"), attention.cut(jax.NamedSharding(mesh, spec)):
+            pass
     monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")
     assert attention.kernels() is None
     monkeypatch.delenv("SPECJAX_FUSED_ATTENTION")

@@ -231,7 +231,7 @@ class Misstated(PromptLookup):
         return self.says
 
 
-@pytest.mark.parametrize("widths", [(1,), (1, 3), (3,), (1, 5)], ids=str)
+@pytest.mark.parametrize("widths", [(1,), (1, 3), (3,), (1, 5), (4, 1), (4, 4)], ids=str)
 def test_widths_that_do_not_rise_to_the_block_are_refused(widths):
     """A draft that no width holds would be cut, and its last tokens judged by zeros."""
     says = re.escape(f"widths must rise to its block of 4 tokens, the last committed and 3 drafted, got {widths}")
@@ -248,7 +248,8 @@ def test_where_one_token_is_fed_as_two(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert [least(4096), least(2048), least(576), least(4096, batch=2)] == [2, 2, 1, 1]
     mesh = jax.make_mesh((1,), ("model",))
-    assert least(4096, sharding=jax.NamedSharding(mesh, jax.P())) == 1
+    assert least(4096, sharding=jax.NamedSharding(mesh, jax.P())) == 2, "whole on each device"
+    assert least(4096, sharding=jax.NamedSharding(mesh, jax.P(None, "model"))) == 1
 
 
 def test_b29_b99_b106_calls_leave_nothing_behind(plain):

@@ -14,6 +14,7 @@ from specjax.drafters.sampled import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
+from specjax.requests import is_int
 from specjax.types import DecodeState, Draft
 
 
@@ -33,7 +34,7 @@ class SinkWindow(Stateless):
     def __post_init__(self):
         for name, low in (("sink", 0), ("window", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < low:
+            if not is_int(value) or value < low:
                 raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
 
     def propose(

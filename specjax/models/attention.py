@@ -31,7 +31,15 @@ def cut(caches: NamedSharding | None) -> Iterator[None]:
     """What is traced within attends to caches on several devices, cut so: whole on each, or each its own kv heads.
 
     XLA's partitioner can't cut a hand-written kernel, so each device runs its own.
+
+    Raises:
+      ValueError: for caches cut along anything but their heads.
     """
+    if caches is not None and (len(caches.spec) > 2 or any(caches.spec[:1])):
+        raise ValueError(
+            f"keys and values [B, kv_heads, S, D] are cut as {caches.spec}, expected by kv heads alone or not at all: "
+            "specjax.parallel.cache_sharding(mesh) makes that"
+        )
     token = _CUT.set(caches)
     try:
         yield

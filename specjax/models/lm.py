@@ -37,6 +37,11 @@ class LM:
         """The devices of a model that lives on several."""
         return None if self.cache_sharding is None else cast(Mesh, self.cache_sharding.mesh)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether no device holds the whole model."""
+        return self.cache_sharding is not None and bool(self.cache_sharding.spec)
+
     def __call__(
         self,
         tokens: jax.Array | None,
@@ -60,7 +65,7 @@ class LM:
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
         table, own = self.params["embed"], self.cache_sharding
-        if own is None or not own.spec:  # on one device, or whole on each
+        if own is None or not self.in_parts:
             return quantized.dequantize(table[tokens], self.dtype)
         # Left to the partitioner a draft loop would fetch the whole table, and products on its rows would be cut.
         columns = PartitionSpec(None, own.spec[1])
