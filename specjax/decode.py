@@ -81,7 +81,7 @@ def score(
         judged by zeros, and by the last one capacities are reckoned.
     """
     full = draft.tokens.shape[1] + 1
-    if list(widths) != sorted(set(widths)) or widths[-1:] != (full,):
+    if list(widths) != sorted(set(widths)) or list(widths)[-1:] != [full]:
         raise ValueError(
             f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
             f"got {widths}"
