@@ -2,6 +2,7 @@
 
 import os
 from importlib import metadata
+from pathlib import Path
 
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
@@ -10,3 +11,16 @@ _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_co
 _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
 _old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
+
+import jax  # noqa: E402 (it reads the flags)
+import pytest  # noqa: E402
+
+_MAPS = Path("/proc/self/maps")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_forgotten_in_time():
+    """Each compiled program maps memory, and Linux ends a process in the compiler at its 65,530th map."""
+    yield
+    if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 30_000:
+        jax.clear_caches()
