@@ -114,7 +114,7 @@ def narrowest(target: LM, batch: int) -> int:
     Where matrices are large, XLA's products on a GPU take longer for a single row than for two. What the second token
     writes is past the row's length, where capacity leaves room for it.
     """
-    large = target.config.hidden_size >= 2048  # measured: 2048 and 4096 gain, 576 loses (docs/performance.md)
+    large = target.config.hidden_size >= 2048  # measured: 2048 to 4096 gain, 576 and 960 lose (docs/performance.md)
     return 2 if large and batch == 1 and not target.in_parts and jax.default_backend() == "gpu" else 1
 
 

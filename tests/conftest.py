@@ -4,6 +4,8 @@ import os
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
 # every core has a process of its own. XLA ends the process at a flag that it doesn't know.
@@ -12,9 +14,6 @@ _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
 _old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
 
-import jax  # noqa: E402 (it reads the flags)
-import pytest  # noqa: E402
-
 _MAPS = Path("/proc/self/maps")
 
 
@@ -22,5 +21,7 @@ _MAPS = Path("/proc/self/maps")
 def programs_are_forgotten_in_time():
     """Each compiled program maps memory, and Linux ends a process in the compiler at its 65,530th map."""
     yield
+    import jax  # not above: it reads the flags, and the process that only hands tests out does without
+
     if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 30_000:
         jax.clear_caches()

@@ -64,9 +64,10 @@ class LM:
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
-        table, own = self.params["embed"], self.cache_sharding
-        if own is None or not self.in_parts:
+        table = self.params["embed"]
+        if not self.in_parts:
             return quantized.dequantize(table[tokens], self.dtype)
+        own = cast(NamedSharding, self.cache_sharding)
         # Left to the partitioner a draft loop would fetch the whole table, and products on its rows would be cut.
         columns = PartitionSpec(None, own.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
