@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import sampling, tree
+from specjax import random, sampling, tree
+from specjax.arrays import span
 from specjax.models import cache as kv
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -86,7 +87,7 @@ def score(
             f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
             f"got {widths}"
         )
-    rows = jnp.arange(state.lengths.shape[0])
+    rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
     last = state.tokens[rows, state.lengths - 1]
     block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]
     cache = kv.with_lengths(state.cache, state.lengths - 1)
@@ -101,10 +102,10 @@ def score(
 
     if len(widths) == 1:
         return at_width(widths[0], cache)
-    counts = jnp.max(draft.valid * jnp.arange(1, full), axis=1)  # i32[B] the last node that does
-    least = 0 if draft.least is None else draft.least * state.active
+    counts = jnp.max(jnp.where(draft.valid, 1 + span(full - 1), 0), axis=1, initial=0)  # i32[B] the last valid node
+    least = 0 if draft.least is None else jnp.where(state.active, draft.least, 0)
     needed = 1 + jnp.max(jnp.maximum(counts, least))
-    branch = jnp.sum(needed > jnp.array(widths[:-1]))
+    branch = jnp.sum(needed > jnp.array(widths[:-1], jnp.int32), dtype=jnp.int32)
     return lax.switch(branch, [partial(at_width, width) for width in widths], cache)
 
 
@@ -159,21 +160,21 @@ def commit(
 ) -> tuple[DecodeState, RoundInfo]:
     """Appends accepted tokens and the target's own, up to the first stop token and the limit; rolls back by lengths."""
     size = draft.tokens.shape[1]
-    offset = jnp.arange(size + 1)
+    offset = span(size + 1)
     own = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
     block = jnp.where(offset < verdict.count[:, None], own, verdict.token[:, None])  # [B, K+1]
 
     running = state.active & ~failed
     stops = is_stop(block, state.stop_ids) & (offset <= verdict.count[:, None])
-    to_stop = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, size + 2)
+    to_stop = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, size + 2)
     room = state.limit - state.lengths
-    committed = jnp.minimum(jnp.minimum(verdict.count + 1, to_stop), room) * running  # [B]
+    committed = jnp.where(running, jnp.minimum(jnp.minimum(verdict.count + 1, to_stop), room), 0)  # [B]
     accepted = jnp.minimum(verdict.count, committed)
-    drafted = jnp.sum(draft.valid, axis=1) * running
+    drafted = jnp.where(running, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
     lengths = state.lengths + committed
     active = running & (committed < to_stop) & (lengths < state.limit)
 
-    rows = jnp.arange(lengths.shape[0])
+    rows = jnp.arange(lengths.shape[0], dtype=jnp.int32)
     round_index = jnp.where(running, state.rounds, state.tokens.shape[1])  # idle rows write nowhere
     logprobs = chain.token_probs(jax.nn.log_softmax(logits), block)  # [B, K+1]
     new = state._replace(
@@ -182,7 +183,7 @@ def commit(
         active=active,
         failed=state.failed | failed,
         cache=kv.with_lengths(state.cache, lengths - 1),
-        rounds=state.rounds + running,
+        rounds=state.rounds + running.astype(jnp.int32),
         drafted=state.drafted.at[rows, round_index].set(drafted, mode="drop"),
         accepted=state.accepted.at[rows, round_index].set(accepted, mode="drop"),
         logprobs=None if state.logprobs is None else _append(state.logprobs, logprobs, state.lengths),
@@ -219,6 +220,7 @@ def start(
     target: LM, drafter: Drafter, request: Request, num_speculative_tokens: int, chunk: int, logprobs: bool
 ) -> DecodeState:
     """The state before the first round: caches allocated, all but the last prompt token fed, ``chunk`` at a time."""
+    random.check_keys(request.key)
     batch, capacity = request.tokens.shape
     wanted = jnp.max(request.prompt_lengths) - 1
 

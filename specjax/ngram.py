@@ -23,7 +23,7 @@ def suffix_runs(tokens: jax.Array, end: jax.Array, longest: int | jax.Array) -> 
         before = jnp.roll(tokens, step)  # tokens[j - step] at j
         last = tokens[jnp.maximum(end - step, 0)]
         alive = alive & (before == last) & (index >= step)
-        return runs + alive, alive
+        return runs + alive.astype(jnp.int32), alive
 
     runs, _ = lax.fori_loop(1, longest + 1, extend, (jnp.zeros_like(index), index < end))
     return runs

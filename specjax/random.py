@@ -5,16 +5,56 @@ position that a round drew for and did not commit is drawn again with the same k
 nothing committed depended on the earlier draw, and a verifier for which it would folds more in (see Verifier).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 # Purposes. TOKEN is the target's own draw, of a bonus, a correction or a plain token.
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
 
+# Both are settings of the process in JAX (``jax_default_prng_impl``, ``jax_threefry_partitionable``). They are fixed
+# here, since another choice gives other tokens, and the kinds "rbg" and "unsafe_rbg" give all rows one noise.
+IMPLEMENTATION = "threefry2x32"
+
+
+def _settled(draw):
+    """``draw``, independent of the process's settings of random numbers."""
+
+    @functools.wraps(draw)
+    def settled(*args):
+        with jax.threefry_partitionable(True):
+            return draw(*args)
+
+    return settled
+
+
+def key(seed) -> jax.Array:
+    """The key of one seed: key[] of a u32[]."""
+    return jax.random.key(seed, impl=IMPLEMENTATION)
+
+
+def check_keys(keys: jax.Array) -> None:
+    """Refuses keys that the rows of a batch can't be drawn with.
+
+    Raises:
+      ValueError: if ``keys`` are raw numbers or of another implementation than :data:`IMPLEMENTATION`.
+    """
+    got = (
+        str(jax.random.key_impl(keys))
+        if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+        else f"an array of {keys.dtype}"
+    )
+    if got != IMPLEMENTATION:
+        raise ValueError(
+            f"a request's keys must be of the implementation {IMPLEMENTATION!r}, got {got!r}; "
+            "specjax.random.request_keys(seeds) makes them"
+        )
+
 
 def request_keys(seeds) -> jax.Array:
     """One key a request: i32[B] seeds to key[B]."""
-    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return jax.vmap(key)(jnp.asarray(seeds, jnp.uint32))
 
 
 def fold(keys: jax.Array, data) -> jax.Array:
@@ -32,14 +72,16 @@ def siblings(keys: jax.Array, ranks: jax.Array) -> jax.Array:
     return jnp.where(ranks > 0, jax.vmap(jax.vmap(jax.random.fold_in))(keys, ranks), keys)
 
 
+@_settled
 def uniform(keys: jax.Array) -> jax.Array:
     """One f32 in [0, 1) for each key[B, T]."""
-    return jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32)))(keys)
 
 
+@_settled
 def gumbel(keys: jax.Array, size: int) -> jax.Array:
     """Standard Gumbel noise f32[B, T, size] for key[B, T]."""
-    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,))))(keys)
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32)))(keys)
 
 
 def categorical(keys: jax.Array, probs: jax.Array) -> jax.Array:

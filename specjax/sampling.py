@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.arrays import span
 from specjax.ngram import suffix_runs
 
 
@@ -45,8 +46,8 @@ NO_TOKEN = -1
 def chain_path(drafted: jax.Array) -> jax.Array:
     """Path of every position of a chain: drafted i32[B, K] to i32[B, K+1, K]."""
     size = drafted.shape[1]
-    before = jnp.arange(size) < jnp.arange(size + 1)[:, None]  # [K+1, K]
-    return jnp.where(before, drafted[:, None, :], NO_TOKEN)
+    before = span(size) < jnp.arange(size + 1, dtype=jnp.int32)[:, None]  # [K+1, K]
+    return jnp.where(before[None], drafted[:, None, :], NO_TOKEN)
 
 
 def distribution(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
@@ -93,21 +94,22 @@ def penalise_repetition(logits: jax.Array, penalty: jax.Array, context: Context)
 
 def penalise_presence(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
     seen = _counts(context, logits.shape[-1], from_prompt=False) > 0
-    return logits - penalty[:, None, None] * seen
+    return logits - jnp.where(seen, penalty[:, None, None], 0.0)
 
 
 def penalise_frequency(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
-    return logits - penalty[:, None, None] * _counts(context, logits.shape[-1], from_prompt=False)
+    counts = _counts(context, logits.shape[-1], from_prompt=False)
+    return logits - penalty[:, None, None] * counts.astype(jnp.float32)
 
 
 def _counts(context: Context, vocab: int, from_prompt: bool) -> jax.Array:
     """How often each token stands before each position, i32[B, T, V]."""
-    index = jnp.arange(context.tokens.shape[1])
+    index = span(context.tokens.shape[1])
     start = jnp.zeros_like(context.lengths) if from_prompt else context.prompt_lengths
     counted = (index >= start[:, None]) & (index < context.lengths[:, None])  # [B, L]
 
     def row(tokens, counted, path):
-        committed = jnp.zeros(vocab, jnp.int32).at[tokens].add(counted, mode="drop")
+        committed = jnp.zeros(vocab, jnp.int32).at[tokens].add(counted.astype(jnp.int32), mode="drop")
         slot = jnp.where(path == NO_TOKEN, vocab, path)  # out of range, so dropped
         return jax.vmap(lambda p: committed.at[p].add(1, mode="drop"))(slot)
 
@@ -119,10 +121,10 @@ def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context)
     vocab = logits.shape[-1]
 
     def position(logits, size, tokens, length, path):
-        end = length + jnp.sum(path != NO_TOKEN)
+        end = length + jnp.sum(path != NO_TOKEN, dtype=jnp.int32)
         tokens = lax.dynamic_update_slice(tokens, jnp.maximum(path, 0), (length,))
         repeats = suffix_runs(tokens, end, size - 1) >= size - 1
-        index = jnp.arange(tokens.shape[0])
+        index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
         repeats &= (index < end) & (index >= size - 1) & (size > 0)
         return logits.at[jnp.where(repeats, tokens, vocab)].set(-jnp.inf, mode="drop")
 
@@ -137,8 +139,9 @@ def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.A
 
 def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
     """Logits over T, shifted to a maximum of 0; at T = 0 its limit, 0 on the lowest-numbered best token, -inf else."""
-    scaled, best = divide(logits, temperature, context), jnp.argmax(logits, axis=-1, keepdims=True)
-    kept = (temperature > 0)[:, None, None] | (jnp.arange(logits.shape[-1]) == best)
+    scaled, best = divide(logits, temperature, context), jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
+    tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None]
+    kept = (temperature > 0)[:, None, None] | (tokens == best)
     return jnp.where(kept, scaled, jnp.where(jnp.isnan(scaled), jnp.nan, -jnp.inf))
 
 
@@ -156,7 +159,7 @@ def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
     order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # uint32 that sorts as the floats do
 
     def enough(kept):
-        return jnp.sum(kept, axis=-1, keepdims=True) >= k[:, None, None]
+        return jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.int32) >= k[:, None, None]
 
     return jnp.where(order >= _largest_threshold(order, enough, 32), logits, -jnp.inf)
 

@@ -70,7 +70,7 @@ def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **o
     draft_seconds, (state, draft) = _seconds(drafts, (state, draft), count, repeats)
     state, verify = state._replace(drafter=()), {}
     for width in job.drafter.widths(size):
-        valid = jnp.broadcast_to(jnp.arange(draft.valid.shape[1]) < width - 1, draft.valid.shape)
+        valid = jnp.broadcast_to(jnp.arange(draft.valid.shape[1], dtype=jnp.int32) < width - 1, draft.valid.shape)
         given = Given(draft._replace(valid=valid), job.drafter.widths(size))
         verify[str(width)], state = rounds(given, size, state)
     return {"plain_step": plain_step, "draft": draft_seconds, "verify": verify}
@@ -143,7 +143,7 @@ def _drafts(
     def body(_, carry: tuple[DecodeState, Draft]) -> tuple[DecodeState, Draft]:
         state, draft = carry
         # Past its length a row holds nothing that matters; with the last draft there no repetition is loop-invariant.
-        rows = jnp.arange(state.lengths.shape[0])
+        rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
         state = state._replace(tokens=state.tokens.at[rows, state.lengths].set(draft.tokens[:, 0]))
         state = drafter.commit(target, state, outcome)
         lengths = state.cache.lengths

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
+from specjax.arrays import span
 from specjax.types import Draft
 from specjax.verify.chain import row_at
 
@@ -22,11 +23,11 @@ class Chain(NamedTuple):
     @property
     def depth(self) -> jax.Array:
         """i32[1, K+1] of every node."""
-        return jnp.arange(self.size + 1)[None]
+        return span(self.size + 1)
 
     def below(self, flags: jax.Array) -> jax.Array:
         """Which drafted tokens have a node of bool[B, N+1] before them. -> bool[B, N]."""
-        return jnp.cumsum(flags[:, :-1], axis=1) > 0
+        return jnp.cumsum(flags[:, :-1], axis=1, dtype=jnp.int32) > 0
 
     def path(self, tokens: jax.Array, num_speculative_tokens: int) -> jax.Array:
         """The drafted tokens i32[B, N] up to every node, itself included, then NO_TOKEN. -> i32[B, N+1, K]."""
@@ -46,13 +47,15 @@ class Tree(NamedTuple):
     depth: jax.Array  # i32[B, N+1]
 
     def below(self, flags: jax.Array) -> jax.Array:
-        flagged = jnp.sum(self.ancestors & flags[:, None], axis=2) - flags  # [B, N+1] not counting the node itself
+        flagged = jnp.sum(self.ancestors & flags[:, None], axis=2, dtype=jnp.int32)  # [B, N+1] the node itself too
+        flagged -= flags.astype(jnp.int32)
         return flagged[:, 1:] > 0
 
     def path(self, tokens: jax.Array, num_speculative_tokens: int) -> jax.Array:
-        at_level = self.depth[..., None] == jnp.arange(1, num_speculative_tokens + 1)  # [B, N+1, K]
+        at_level = self.depth[..., None] == 1 + span(num_speculative_tokens)[None]  # [B, N+1, K]
         numbered = jnp.pad(tokens - sampling.NO_TOKEN, ((0, 0), (1, 0)))  # [B, N+1]; where nothing is added, NO_TOKEN
-        return jnp.einsum("bij,bjk,bj->bik", self.ancestors, at_level, numbered) + sampling.NO_TOKEN
+        before, at_level = self.ancestors.astype(jnp.int32), at_level.astype(jnp.int32)
+        return jnp.einsum("bij,bjk,bj->bik", before, at_level, numbered) + sampling.NO_TOKEN
 
     def attention(self, starts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
         return starts[:, None] + self.depth, seen(self.ancestors, starts, capacity)
@@ -73,9 +76,9 @@ class Tree(NamedTuple):
         valid = jnp.pad(valid, ((0, 0), (1, 0)))
         on_the_way = row_at(self.ancestors, node)
         descends = row_at(self.ancestors.swapaxes(1, 2), node)
-        rank = valid * (1 + descends + 2 * on_the_way)  # [B, N+1]
-        at_level = self.depth[:, None] == jnp.arange(1, num_speculative_tokens + 1)[:, None]  # [B, K, N+1]
-        rank = at_level * rank[:, None]
+        rank = jnp.where(valid, 1 + descends.astype(jnp.int32) + 2 * on_the_way.astype(jnp.int32), 0)  # [B, N+1]
+        at_level = self.depth[:, None] == 1 + span(num_speculative_tokens)[..., None]  # [B, K, N+1]
+        rank = jnp.where(at_level, rank[:, None], 0)
         return jnp.argmax(rank, axis=2).astype(jnp.int32), jnp.any(rank > 0, axis=2)
 
 
@@ -84,9 +87,9 @@ def of(draft: Draft) -> Chain | Tree:
     size = draft.tokens.shape[1]
     if draft.parents is None:
         return Chain(size)
-    nodes = jnp.arange(size + 1)
+    nodes = span(size + 1)
     parents = jnp.pad(draft.parents, ((0, 0), (1, 0)))  # the root is its own
-    known = (nodes == parents[..., None]) | (nodes == nodes[:, None])  # [B, N+1, N+1]
+    known = (nodes[:, None] == parents[..., None]) | (nodes[:, None] == nodes[..., None])  # [B, N+1, N+1]
     for _ in range((size - 1).bit_length()):
         known = jnp.einsum("bij,bjk->bik", known.astype(jnp.float32), known.astype(jnp.float32)) > 0
     return Tree(known, jnp.sum(known, axis=2, dtype=jnp.int32) - 1)
@@ -95,7 +98,8 @@ def of(draft: Draft) -> Chain | Tree:
 def as_tree(draft: Draft, size: int) -> Draft:
     """The same draft as a tree of ``size`` nodes; those added are not valid."""
     if draft.parents is None:
-        draft = draft._replace(parents=jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]), draft.tokens.shape))
+        above = span(draft.tokens.shape[1])
+        draft = draft._replace(parents=jnp.broadcast_to(above, draft.tokens.shape))
     more = size - draft.tokens.shape[1]
     nodes = draft._replace(least=None)  # the one field that is of the row
     wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), nodes)
@@ -113,7 +117,7 @@ def seen(ancestors: jax.Array, starts: jax.Array, capacity: int) -> jax.Array:
     Returns:
       bool[B, W, S].
     """
-    place = jnp.arange(capacity) - starts[:, None]  # [B, S]
+    place = span(capacity) - starts[:, None]  # [B, S]
     size = ancestors.shape[2]
     inside = jnp.clip(place, 0, size - 1)[:, None]
     mine = jnp.take_along_axis(ancestors, jnp.broadcast_to(inside, (*ancestors.shape[:2], capacity)), axis=2)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import generation
+from specjax import generation, random
 from specjax.metrics import Totals
 from specjax.models.lm import LM
 from specjax.requests import Options
@@ -71,11 +71,11 @@ def bandwidth(gigabytes: float) -> dict[str, float]:
     Reading is the faster of a maximum, which is a GPU's, and of a product with a vector, which is a CPU's.
     """
     size, width = int(gigabytes * 1e9 / 2), 8192
-    x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(jax.random.key(0))
+    x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(random.key(0))
     largest, copy = Call(_largest, (x,)).seconds(), Call(_copy, (x,)).seconds()
     del x
     rows = size // 2 // width
-    matrix = jax.jit(lambda key: jax.random.normal(key, (rows, width)))(jax.random.key(0))  # f32
+    matrix = jax.jit(lambda key: jax.random.normal(key, (rows, width)))(random.key(0))  # f32
     product = Call(_product, (matrix, jnp.ones(width))).seconds()
     return {"read": max(2 * size / largest, 4 * rows * width / product), "copy": 4 * size / copy}
 

@@ -68,7 +68,7 @@ def eight_bits(case: Case, table: Table) -> None:
 def _call(case: Case, lm: LM, width: int) -> Call:
     cache = lm.alloc_cache(case.batch, case.capacity)
     cache = kv.with_lengths(cache, jnp.full(case.batch, case.prompt_length, jnp.int32))
-    tokens = jax.random.randint(jax.random.key(1), (case.batch, width), 0, lm.config.vocab_size)
+    tokens = jax.random.randint(random.key(1), (case.batch, width), 0, lm.config.vocab_size)
     return Call(_greedy, (lm, cache, tokens))
 
 
@@ -87,7 +87,7 @@ def _greedy(lm: LM, cache: kv.KVCache, tokens: jax.Array, count: int) -> jax.Arr
 def arithmetic(case: Case, table: Table) -> None:
     """One round's transforms, softmax, acceptance and draws, on random logits."""
     vocab, batch, size = case.target.config.vocab_size, case.batch, case.num_speculative_tokens
-    key = jax.random.key(2)
+    key = random.key(2)
     logits = 4 * jax.random.normal(key, (batch, size + 1, vocab))
     tokens = jax.random.randint(key, (batch, size), 0, vocab)
     calls = {}

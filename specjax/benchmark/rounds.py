@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import random
 from specjax.benchmark.case import Case
 from specjax.benchmark.measure import Run, generations
 from specjax.benchmark.parts import DRAFT_STEP, SETTINGS
@@ -118,6 +119,6 @@ def _given_tree(widths: tuple[int, ...], vocab: int, batch: int) -> Given:
     """A drafter that proposes random tokens in a tree of these widths, at no cost."""
     topology = from_widths(widths)
     size = len(topology.parents)
-    tokens = jax.random.randint(jax.random.key(3), (batch, size), 0, vocab)
+    tokens = jax.random.randint(random.key(3), (batch, size), 0, vocab)
     parents = jnp.broadcast_to(jnp.array(topology.parents, jnp.int32), tokens.shape)
     return Given(Draft(tokens, jnp.ones(tokens.shape, bool), None, parents), (size + 1,))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import theory
+from specjax.arrays import span
 from specjax.drafters.base import static
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -116,7 +117,7 @@ class EntropyGuided(Unconditional):
             )
 
     def init(self, batch: int, num_speculative_tokens: int) -> jax.Array:
-        return jnp.full(batch, jnp.nan)  # no entropy yet
+        return jnp.full(batch, jnp.nan, jnp.float32)  # no entropy yet
 
     def choose(self, own: jax.Array, num_speculative_tokens: int) -> jax.Array:
         high = num_speculative_tokens if self.gamma_max is None else min(self.gamma_max, num_speculative_tokens)
@@ -146,7 +147,7 @@ class CostModel(Unconditional):
     decay: float = 0.95
 
     def init(self, batch: int, num_speculative_tokens: int) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros(batch), jnp.zeros(batch)  # accepted, judged
+        return jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32)  # accepted, judged
 
     def choose(self, own: tuple[jax.Array, jax.Array], num_speculative_tokens: int) -> jax.Array:
         accepted, judged = own
@@ -155,7 +156,8 @@ class CostModel(Unconditional):
 
     def learn(self, own: tuple[jax.Array, jax.Array], seen: Round) -> tuple[jax.Array, jax.Array]:
         judged = jnp.minimum(seen.accepted + 1, seen.drafted)
-        return self.decay * own[0] + seen.accepted, self.decay * own[1] + judged
+        seen_accepted, judged = seen.accepted.astype(jnp.float32), judged.astype(jnp.float32)
+        return self.decay * own[0] + seen_accepted, self.decay * own[1] + judged
 
 
 class AdaptiveState(NamedTuple):
@@ -193,7 +195,7 @@ class Adaptive:
         return AdaptiveState(
             self.drafter.init(target, batch, capacity, num_speculative_tokens),
             self.policy.init(batch, num_speculative_tokens),
-            jnp.zeros((batch, num_speculative_tokens)),
+            jnp.zeros((batch, num_speculative_tokens), jnp.float32),
             jnp.zeros(batch, bool),
         )
 
@@ -220,12 +222,13 @@ class Adaptive:
             tokens, valid = jnp.pad(draft.tokens, short), jnp.pad(draft.valid, short)
             return draft._replace(tokens=tokens, valid=valid, probs=probs), inner
 
-        branch = jnp.sum(jnp.max(chosen * state.active) > jnp.array(sizes[:-1], jnp.int32))
+        most = jnp.max(jnp.where(state.active, chosen, 0))
+        branch = jnp.sum(most > jnp.array(sizes[:-1], jnp.int32), dtype=jnp.int32)
         branches = [partial(at_size, size) for size in sizes]
         draft, after = lax.switch(branch, branches, state._replace(drafter=own.inner))
         goes_on = self.policy.goes_on(draft)[:, :-1]
         length = jnp.minimum(1 + chain.leading_run(goes_on), chosen)
-        valid = draft.valid & (jnp.arange(num_speculative_tokens) < length[:, None])
+        valid = draft.valid & (span(num_speculative_tokens) < length[:, None])
         entropy = chain.draft_entropy(draft, vocab)
         own = AdaptiveState(after.drafter, own.policy, entropy, state.active)
         return draft._replace(valid=valid), after._replace(drafter=own)
@@ -236,8 +239,9 @@ class Adaptive:
         policy = own.policy
         if outcome is not None:
             judged = jnp.minimum(outcome.count + 1, outcome.drafted)
-            at = jnp.arange(own.entropy.shape[1]) < judged[:, None]
-            mean = jnp.sum(jnp.where(at, own.entropy, 0.0), axis=1) / judged  # 0 / 0 is the NaN of no evidence
+            at = span(own.entropy.shape[1]) < judged[:, None]
+            total = jnp.sum(jnp.where(at, own.entropy, 0.0), axis=1)
+            mean = total / judged.astype(jnp.float32)  # 0 / 0 is the NaN of no evidence
             learned = self.policy.learn(policy, Round(outcome.drafted, outcome.count, mean))
             policy = jax.tree.map(
                 lambda new, old: jnp.where(own.asked.reshape(-1, *(1,) * (old.ndim - 1)), new, old), learned, policy

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import decode, sampling
+from specjax.arrays import span
 from specjax.drafters.base import Chain
 from specjax.drafters.model import check_draft_model
 from specjax.drafters.prefill import catch_up, check_chunk
@@ -83,13 +84,13 @@ class Cascade(Chain):
             own, q = carry
             before = own.lengths - state.lengths  # drafted so far
             own, _, p = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
-            q = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at, 0)))(q, p, before)
+            q = jax.vmap(lambda row, new, at: lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(q, p, before)
             return own, q
 
-        q = jnp.zeros((batch, size + headroom, target.config.vocab_size))
+        q = jnp.zeros((batch, size + headroom, target.config.vocab_size), jnp.float32)
         own, q = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, q))
         q = q[:, :size]
-        offset = jnp.arange(size)
+        offset = span(size)
         tokens = jnp.take_along_axis(own.tokens, state.lengths[:, None] + offset, axis=1)
         drafted = offset < (own.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings

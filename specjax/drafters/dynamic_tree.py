@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import sampling
+from specjax.arrays import span
 from specjax.drafters.base import static
 from specjax.drafters.grow import Level
 from specjax.drafters.sampled import at_temperature, fit
@@ -58,7 +59,7 @@ class DynamicTree:
         del keys
         params = at_temperature(state.sampling, temperature)
         rows, width = len(logits), self.breadth
-        everyone = jnp.arange(rows)[:, None]
+        everyone = jnp.arange(rows, dtype=jnp.int32)[:, None]
 
         def children(logits, score, path):
             """The likeliest ones of each of W nodes: tokens and scores, [B, W, breadth]."""
@@ -67,10 +68,10 @@ class DynamicTree:
             best, tokens = lax.top_k(jnp.where(jnp.isnan(log_q), -jnp.inf, log_q), width)
             return tokens.astype(jnp.int32), score[..., None] + best
 
-        tokens, score = children(logits[:, None], jnp.zeros((rows, 1)), jnp.zeros((rows, 1, 0), jnp.int32))
+        tokens, score = children(logits[:, None], jnp.zeros((rows, 1), jnp.float32), jnp.zeros((rows, 1, 0), jnp.int32))
         tokens, score = tokens[:, 0], score[:, 0]  # [B, M] of all nodes so far
-        parents = jnp.full((rows, width), -1)  # [B, M]; -1 is the root
-        front = jnp.broadcast_to(jnp.arange(width), (rows, width))  # [B, breadth] those that go on
+        parents = jnp.full((rows, width), -1, jnp.int32)  # [B, M]; -1 is the root
+        front = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (rows, width))  # [B, breadth] those that go on
         path = tokens[..., None]  # [B, breadth, depth]
         sees = jnp.broadcast_to(jnp.eye(width, dtype=bool), (rows, width, width))  # [B, breadth, fed]
         place = jnp.zeros((rows, width), jnp.int32)  # of each one's parent in the front before
@@ -94,7 +95,8 @@ def _best(tokens: jax.Array, score: jax.Array, parents: jax.Array, size: int) ->
     """The ``size`` nodes of highest score among [B, M]. None scores higher than its parent, so they make a tree."""
     count = tokens.shape[1]
     kept = jnp.sort(lax.top_k(score, min(size, count))[1], axis=1)  # a parent comes before its children
-    number = jnp.sum(jnp.arange(count)[:, None] >= kept[:, None], axis=2)  # [B, M] of kept nodes up to each
+    reached = span(count)[..., None] >= kept[:, None]  # [B, M, N]
+    number = jnp.sum(reached, axis=2, dtype=jnp.int32)  # [B, M] of kept nodes up to each
     above = jnp.take_along_axis(parents, kept, axis=1)  # [B, N]
     above = jnp.where(above < 0, 0, jnp.take_along_axis(number, jnp.maximum(above, 0), axis=1))
     tokens, score = (jnp.take_along_axis(x, kept, axis=1) for x in (tokens, score))

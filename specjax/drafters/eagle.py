@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.arrays import span
 from specjax.drafters.grow import ChainOrTree, Level, Tree
 from specjax.drafters.prefill import check_chunk, chunk_size
 from specjax.drafters.sampled import draw_chain, spreading
@@ -110,7 +111,7 @@ class Eagle(ChainOrTree):
     def _tree(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
         spread = spreading(self.tokens, target.config.vocab_size)
         root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
-        rows = jnp.arange(root.shape[0])
+        rows = jnp.arange(root.shape[0], dtype=jnp.int32)
 
         def step(carry, tokens: jax.Array, level: Level):
             above, cache = carry  # [B, W', H] the outputs of the level before
@@ -135,7 +136,7 @@ class Eagle(ChainOrTree):
     def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
         head = self._head()
         size = out.hidden.shape[1]
-        tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + jnp.arange(size), axis=1, mode="clip")
+        tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
         features, everyone = self._features(head, out), jnp.ones_like(own.ready)
         return self._extend(target, head, own, starts, features, tokens, request.prompt_lengths - 2, everyone)
 
@@ -151,7 +152,7 @@ class Eagle(ChainOrTree):
         def feed(own: EagleState) -> EagleState:
             # Near the end of the buffers a chunk starts early, over entries that it makes once more.
             starts = jnp.minimum(own.cache.lengths, last - size)
-            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + jnp.arange(size + 1), axis=1)
+            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
             features, lags = self._features(head, out), _lags(own, state)
             return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
@@ -198,7 +199,7 @@ class Eagle(ChainOrTree):
         alone = (before == 1)[:, None]
         features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
         starts = jnp.maximum(before - 2, 0)
-        index = starts[:, None] + 1 + jnp.arange(features.shape[1] - 1)
+        index = starts[:, None] + 1 + span(features.shape[1] - 1)
         tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
         rows = state.active & (own.ready | alone[:, 0])
         own = self._extend(target, head, own, starts, features, tokens, wanted, rows)

@@ -102,10 +102,10 @@ def _merged(draft: Draft, parents: jax.Array, depth: int) -> jax.Array:
 
     The equals stay, since what one refuses of a token the next must refuse too.
     """
-    tokens, itself = draft.tokens, jnp.eye(draft.tokens.shape[1], dtype=bool)
+    tokens, itself = draft.tokens, jnp.eye(draft.tokens.shape[1], dtype=bool)[None]
     for _ in range(depth - 1):  # what stands a level deeper can be alike once its parents are one
         alike = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])
-        first = jnp.argmax(alike & draft.valid[:, None] | itself, axis=2)  # [B, N]
+        first = jnp.argmax(alike & draft.valid[:, None] | itself, axis=2).astype(jnp.int32)  # [B, N]
         above = jnp.take_along_axis(first, jnp.maximum(parents - 1, 0), axis=1) + 1
         parents = jnp.where(parents > 0, above, 0)
     return parents

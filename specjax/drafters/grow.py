@@ -222,14 +222,14 @@ def draw_children(
     scores = sampling.ranked(logits, params, context)
     q = sampling.normalised(scores)  # [B, W, V]
     if with_replacement:
-        ranks_of = jnp.broadcast_to(jnp.arange(most), (len(q), most))
+        ranks_of = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32), (len(q), most))
         each = random.siblings(jnp.repeat(keys[:, None], most, 1), ranks_of)  # [B, M]
         drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, each), axis=-1), 1, 1)(scores)
         given = jnp.broadcast_to(q[:, :, None], (*drawn.shape, vocab))
     else:
         drawn = jax.lax.top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
         given = jax.vmap(multi.without_replacement, in_axes=1, out_axes=1)(q, drawn)
-    certain = jnp.where(given > 0, jax.nn.one_hot(drawn, vocab), 0.0)
+    certain = jnp.where(given > 0, jax.nn.one_hot(drawn, vocab, dtype=jnp.float32), 0.0)
     given = jnp.where(is_greedy(params)[..., None], certain, given)
     return drawn[:, parents, ranks].astype(jnp.int32), given[:, parents, ranks]
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import random
+from specjax.arrays import span
 from specjax.drafters.base import Chain, static
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Outcome
@@ -36,13 +37,13 @@ class Jacobi(Chain):
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
         del capacity
         shape = (batch, num_speculative_tokens, target.config.vocab_size)
-        return Guess(jnp.full(shape, 1.0 / shape[-1]), jnp.zeros(batch, jnp.int32))
+        return Guess(jnp.full(shape, 1.0 / shape[-1], jnp.float32), jnp.zeros(batch, jnp.int32))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
         del target
-        offset = jnp.arange(num_speculative_tokens)
+        offset = span(num_speculative_tokens)
         q, known = state.drafter
         least = jnp.full_like(known, q.shape[1])  # the answers at every position are the point
         q = q[:, :num_speculative_tokens]
@@ -56,6 +57,6 @@ class Jacobi(Chain):
         if outcome is None:
             return state._replace(drafter=Guess(q, jnp.zeros_like(known)))
         size = q.shape[1]
-        node = outcome.count[:, None] + 1 + jnp.arange(size)  # the answer to the token before the guessed one
+        node = outcome.count[:, None] + 1 + span(size)  # the answer to the token before the guessed one
         q = jnp.take_along_axis(outcome.p, jnp.minimum(node, size)[:, :, None], axis=1)
         return state._replace(drafter=Guess(q, size - outcome.count))

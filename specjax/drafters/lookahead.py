@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.arrays import span
 from specjax.drafters.base import Chain, static
 from specjax.models.lm import LM
 from specjax.sampling import NO_TOKEN
@@ -66,18 +67,18 @@ class Lookahead(Chain):
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Trajectory:
         del target, capacity
-        window = (batch, num_speculative_tokens, self.window)
-        pool = (batch, self.slots, num_speculative_tokens + 1)
-        return Trajectory(jnp.full(window, NO_TOKEN), jnp.full(pool, NO_TOKEN), jnp.zeros(batch, jnp.int32))
+        window = jnp.full((batch, num_speculative_tokens, self.window), NO_TOKEN, jnp.int32)
+        pool = jnp.full((batch, self.slots, num_speculative_tokens + 1), NO_TOKEN, jnp.int32)
+        return Trajectory(window, pool, jnp.zeros(batch, jnp.int32))
 
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
         del target, keys
         size, own = num_speculative_tokens, state.drafter
-        rows = jnp.arange(len(state.lengths))
+        rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
         # The first guesses are tokens from here and there in the prompt.
-        scattered = 7 * jnp.arange(size * self.window) % state.lengths[:, None]
+        scattered = 7 * span(size * self.window) % state.lengths[:, None]
         begun = jnp.take_along_axis(state.tokens, scattered, axis=1).reshape(own.window.shape)
         window = jnp.where(own.window == NO_TOKEN, begun, own.window)
         # A row that sits out begins when it is its turn, not when a neighbour happens to ask.
@@ -89,7 +90,7 @@ class Lookahead(Chain):
         judged = jnp.broadcast_to(shallow.ravel(), (len(rows), shallow.size))
         valid = jnp.concatenate([judged, jnp.repeat(found, size, axis=1)], axis=1)
         # Beside a drafter of narrower blocks too: the answers to the window are the point.
-        least = jnp.full(len(rows), size * self.window)
+        least = jnp.full(len(rows), size * self.window, jnp.int32)
         return Draft(tokens, valid, None, jnp.broadcast_to(above, tokens.shape), least), state._replace(drafter=own)
 
     def tree(self, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +108,7 @@ class Lookahead(Chain):
         Returns:
           i32[guesses, K], and bool[guesses] which are such.
         """
-        age = (jnp.arange(self.slots) - at) % self.slots  # the latest is the highest
+        age = (jnp.arange(self.slots, dtype=jnp.int32) - at) % self.slots  # the latest is the highest
         rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, age + 1, 0), self.guesses)
         return pool[which, 1:], rank > 0
 
@@ -130,8 +131,9 @@ class Lookahead(Chain):
 
     def remember(self, pool: jax.Array, at: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A row's pool i32[S, K+1] with new n-grams i32[W, K+1] in it, each once, and where it goes on."""
-        known = jnp.any(jnp.all(pool[:, None] == new, axis=2), axis=1)
+        known = jnp.any(jnp.all(pool[:, None] == new[None], axis=2), axis=1)
         pool = jnp.where(known[:, None], NO_TOKEN, pool)
-        again = jnp.triu(jnp.all(new[:, None] == new, axis=2), 1)  # [W, W] a later one is the same
+        again = jnp.triu(jnp.all(new[:, None] == new[None], axis=2), 1)  # [W, W] a later one is the same
         new = jnp.where(jnp.any(again, axis=1)[:, None], NO_TOKEN, new)
-        return pool.at[(at + jnp.arange(self.window)) % self.slots].set(new), (at + self.window) % self.slots
+        places = (at + jnp.arange(self.window, dtype=jnp.int32)) % self.slots
+        return pool.at[places].set(new), (at + self.window) % self.slots

@@ -81,7 +81,7 @@ class Medusa(ChainOrTree):
 
         def ask():
             at = jnp.maximum(state.lengths - 2, 0)
-            token = state.tokens[jnp.arange(len(at)), at]
+            token = state.tokens[jnp.arange(len(at), dtype=jnp.int32), at]
             out = target(token[:, None], kv.with_lengths(state.cache, at), with_logits=False)
             return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import decode
+from specjax.arrays import span
 from specjax.drafters.base import Chain
 from specjax.drafters.prefill import catch_up, check_chunk
 from specjax.drafters.sampled import check_temperature, draw_chain
@@ -74,7 +75,7 @@ class DraftModel(Chain):
             steps[0], cache, state, keys, num_speculative_tokens, vocab, self.temperature, first=steps[1]
         )
         cache = kv.with_lengths(cache, held)
-        positions = state.lengths[:, None] + jnp.arange(num_speculative_tokens)
+        positions = state.lengths[:, None] + span(num_speculative_tokens)
         fits = positions <= self.lm.config.max_position_embeddings
         return draft._replace(valid=draft.valid & fits), state._replace(drafter=DraftState(cache))
 

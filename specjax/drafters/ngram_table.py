@@ -82,7 +82,7 @@ class NGramTable(OftenSilent):
 
         def next_logits(carry, previous, last, position):
             row = jnp.minimum(last, self.tokens.shape[0] - 1)
-            nothing = jnp.full((vocab,), -jnp.inf)
+            nothing = jnp.full((vocab,), -jnp.inf, jnp.float32)
             spread = jax.vmap(lambda tokens, logprobs: nothing.at[tokens].set(logprobs, mode="drop"))
             return spread(self.tokens[row], self.logprobs[row]), carry
 

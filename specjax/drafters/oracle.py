@@ -40,13 +40,13 @@ class Oracle(OftenSilent):
         del target, keys
         size = max(self.tokens.shape[1], state.tokens.shape[1]) + num_speculative_tokens
         known = jnp.pad(self.tokens, ((0, 0), (0, size - self.tokens.shape[1])))
-        index = jnp.arange(size)
+        index = jnp.arange(size, dtype=jnp.int32)
 
         def row(tokens, length):
             tokens = jnp.pad(tokens, (0, size - tokens.shape[0]))
-            agrees = jnp.all((known == tokens) | (index >= length), axis=1) & (self.lengths >= length)
+            agrees = jnp.all((known == tokens[None]) | (index >= length)[None], axis=1) & (self.lengths >= length)
             which = jnp.argmax(agrees)
-            positions = length + jnp.arange(num_speculative_tokens)
+            positions = length + jnp.arange(num_speculative_tokens, dtype=jnp.int32)
             return known[which, positions], agrees[which] & (positions < self.lengths[which])
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)

@@ -45,7 +45,7 @@ class PaSS(ChainOrTree, Stateless):
     def propose(
         self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DecodeState]:
-        rows = jnp.arange(len(state.lengths))
+        rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
         last = target.embed(state.tokens[rows, state.lengths - 1])[:, None]  # [B, 1, H]
         ahead = self.params["table"][: num_speculative_tokens - 1].astype(last.dtype)
         block = jnp.concatenate([last, jnp.broadcast_to(ahead, (len(rows), *ahead.shape))], axis=1)

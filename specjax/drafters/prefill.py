@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.arrays import span
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
@@ -35,7 +36,7 @@ def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chun
 
     def feed(cache: KVCache) -> KVCache:
         starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are made once more
-        index = starts[:, None] + jnp.arange(size)
+        index = starts[:, None] + span(size)
         tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
         out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
         reached = jnp.minimum(starts + size, wanted)

@@ -38,8 +38,8 @@ class PromptLookup(OftenSilent):
         def row(tokens, length):
             runs = suffix_runs(tokens, length, self.prompt_lookup_max)
             index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-            start = jnp.argmax(runs * tokens.shape[0] + index * (index < length))
-            offset = jnp.arange(num_speculative_tokens) % jnp.maximum(length - start, 1)
+            start = jnp.argmax(runs * tokens.shape[0] + jnp.where(index < length, index, 0)).astype(jnp.int32)
+            offset = jnp.arange(num_speculative_tokens, dtype=jnp.int32) % jnp.maximum(length - start, 1)
             found = runs[start] >= self.prompt_lookup_min
             return tokens[start + offset], jnp.broadcast_to(found, (num_speculative_tokens,))
 

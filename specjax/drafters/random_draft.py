@@ -22,7 +22,7 @@ class RandomDraft(Stateless):
         vocab = target.config.vocab_size
 
         def next_logits(carry, previous, last, position):
-            return jnp.zeros((last.shape[0], vocab)), carry
+            return jnp.zeros((last.shape[0], vocab), jnp.float32), carry
 
         # At the request's own temperature 0, equal logits would always give token 0.
         draft, _ = draw_chain(next_logits, (), state, keys, num_speculative_tokens, vocab, temperature=1.0)

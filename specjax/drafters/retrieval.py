@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.arrays import span
 from specjax.datastore import Datastore
 from specjax.drafters.base import OftenSilent
 from specjax.models.lm import LM
@@ -63,7 +64,7 @@ class Retrieval(OftenSilent):
 
         def row(tokens, length):
             starts = length - sizes
-            queries = tokens[jnp.maximum(starts, 0)[:, None] + jnp.arange(self.retrieval_max)]  # [M, retrieval_max]
+            queries = tokens[jnp.maximum(starts, 0)[:, None] + span(self.retrieval_max)]  # [M, retrieval_max]
             low, high = jax.vmap(self._range)(queries, sizes)  # [M]
             found = (high > low) & (starts >= 0)
             best = jnp.argmax(found)
@@ -75,7 +76,7 @@ class Retrieval(OftenSilent):
 
     def _range(self, query: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Which of the sorted suffixes begin with the first ``size`` of the query's tokens: [low, high)."""
-        index = jnp.arange(self.retrieval_max)
+        index = span(self.retrieval_max)
         steps = jnp.arange(1, FANOUT, dtype=jnp.int32)
         total = self.order.shape[0]
 
@@ -83,7 +84,7 @@ class Retrieval(OftenSilent):
             """Whether the suffix at rank count - 1 sorts before the query, or within it if ``inclusive``."""
             place = self.order[jnp.minimum(count, total) - 1]
             text = self.tokens.at[place[:, None] + index].get(mode="fill", fill_value=-1)  # [FANOUT - 1, max]
-            differs = (text != query) & (index < size)
+            differs = (text != query[None]) & (index < size)
             first = jnp.argmax(differs, axis=1)
             less = jnp.take_along_axis(text, first[:, None], axis=1)[:, 0] < query[first]
             return jnp.where(jnp.any(differs, axis=1), less, inclusive) & (count <= total)
@@ -100,14 +101,15 @@ class Retrieval(OftenSilent):
 
     def _vote(self, low: jax.Array, high: jax.Array, size: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
         """The chain of most frequent continuations, i32[K], and bool[K]: it ends where a text of the corpus does."""
-        spread = jnp.arange(self.candidates) * jnp.maximum(high - low, 1) // self.candidates
+        spread = jnp.arange(self.candidates, dtype=jnp.int32) * jnp.maximum(high - low, 1) // self.candidates
         alive = jnp.concatenate([jnp.array([True]), spread[1:] != spread[:-1]])  # each place votes once
         place = self.order[jnp.minimum(low + spread, self.order.shape[0] - 1)]
-        index = (place + size)[:, None] + jnp.arange(length)
+        index = (place + size)[:, None] + span(length)
         texts = self.tokens.at[index].get(mode="fill", fill_value=-1)  # [candidates, K]
         chain = []
         for column in texts.T:
-            votes = jnp.sum((column[:, None] == column) & alive, axis=1) * alive * (column >= 0)
+            agree = (column[:, None] == column[None]) & alive[None]
+            votes = jnp.where(alive & (column >= 0), jnp.sum(agree, axis=1, dtype=jnp.int32), 0)
             chain.append(jnp.where(jnp.max(votes) > 0, column[jnp.argmax(votes)], -1))
             alive &= column == chain[-1]
         tokens = jnp.stack(chain)

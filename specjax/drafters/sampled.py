@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import random, sampling
+from specjax.arrays import span
 from specjax.types import DecodeState, Draft
 
 # (carry, token before the last i32[B], last token i32[B], its position i32[B]) -> (logits f32[B, V'], carry)
@@ -50,13 +51,13 @@ def draw_chain(
         scores = sampling.ranked(fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
         at = random.at(keys, position[:, None] + 1)
         token = jnp.argmax(noisy(scores, params, at), axis=-1).astype(jnp.int32)[:, 0]
-        drafted = jnp.where(jnp.arange(num_speculative_tokens) == i, token[:, None], drafted)
+        drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
         return (carry, last, token, drafted), (token, scores[:, 0])
 
-    rows = jnp.arange(state.lengths.shape[0])
+    rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
     last = state.tokens[rows, state.lengths - 1]
     previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
-    nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN)
+    nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN, jnp.int32)
     steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
     passed: Any = (carry, previous, last, nothing)
     drawn = []  # tokens i32[steps, B], scores f32[steps, B, V]
@@ -71,7 +72,8 @@ def draw_chain(
     # What each was drawn from is written out for all of them at once: the steps themselves need no sums.
     tokens, q = tokens.swapaxes(0, 1), sampling.normalised(scores.swapaxes(0, 1))  # [B, K], [B, K, V]
     valid = jnp.isfinite(q[..., 0])
-    return Draft(tokens, valid, jnp.where(is_greedy(params), jax.nn.one_hot(tokens, vocab), q)), carry
+    certain = jax.nn.one_hot(tokens, vocab, dtype=jnp.float32)
+    return Draft(tokens, valid, jnp.where(is_greedy(params), certain, q)), carry
 
 
 def noisy(scores: jax.Array, params: sampling.SamplingParams, keys: jax.Array) -> jax.Array:
@@ -108,7 +110,7 @@ def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax
     if tokens is None:
         return lambda logits: fit(logits, vocab)
     size = tokens.shape[0]
-    place = jnp.full(vocab, size).at[tokens].set(jnp.arange(size))
+    place = jnp.full(vocab, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     return lambda logits: jnp.take(logits, place, axis=-1, mode="fill", fill_value=-jnp.inf)
 
 

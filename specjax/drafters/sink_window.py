@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import span
 from specjax.drafters.base import Stateless, static
 from specjax.drafters.sampled import draw_chain
 from specjax.models import cache as kv
@@ -55,7 +56,7 @@ class SinkWindow(Stateless):
 
     def _gather(self, cache: KVCache, committed: jax.Array, kept: int, capacity: int) -> KVCache:
         """The kept entries, sinks first and in order, in a cache of that capacity."""
-        index = jnp.arange(kept)
+        index = span(kept)
         latest = committed[:, None] - kept + index  # the last ``kept`` entries
         index = jnp.where((committed[:, None] > kept) & (index >= self.sink), latest, index)  # [B, kept]
 

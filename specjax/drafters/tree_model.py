@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.arrays import span
 from specjax.drafters.grow import ChainOrTree, Level, Tree
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up, check_chunk
@@ -61,7 +62,7 @@ class TreeModel(ChainOrTree):
         fed = jnp.maximum(state.lengths - recent, 0)
         cache = catch_up(self.lm, state.drafter.cache, state, fed, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may lag
-        block = jnp.take_along_axis(state.tokens, fed[:, None] + jnp.arange(recent), axis=1)
+        block = jnp.take_along_axis(state.tokens, fed[:, None] + span(recent), axis=1)
         out = self.lm(block, kv.with_lengths(cache, fed))
         last = row_at(out.logits, state.lengths - 1 - fed)
 

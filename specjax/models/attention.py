@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.arrays import span
 from specjax.models import cache as kv
 from specjax.models import rope
 from specjax.models.cache import Buffer
@@ -124,8 +125,8 @@ def by_xla(
     keys = kv.write(keys, k.swapaxes(1, 2), starts)
     values = kv.write(values, v.swapaxes(1, 2), starts)
     if mask is None:
-        slots = starts[:, None] + jnp.arange(block, dtype=jnp.int32)  # [B, T]
-        mask = jnp.arange(keys.shape[2]) <= slots[..., None]  # [B, T, S]
+        slots = starts[:, None] + span(block)  # [B, T]
+        mask = span(keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
 
     q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * block, dim)  # one matrix a kv head
     scores = kv.scores(q, keys).reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]

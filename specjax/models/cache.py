@@ -45,7 +45,9 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
 
     def zeros(_) -> Buffer:
         codes = jnp.zeros(shape, dtype, device=sharding)
-        return codes if codes.dtype != jnp.int8 else Quantized(codes, jnp.zeros(shape[:-1], device=sharding))
+        if codes.dtype != jnp.int8:
+            return codes
+        return Quantized(codes, jnp.zeros(shape[:-1], jnp.float32, device=sharding))
 
     layers = range(config.num_hidden_layers)
     return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), jnp.zeros(batch, jnp.int32))
@@ -79,7 +81,7 @@ def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
 
 def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
     def row(old, new, start):
-        return lax.dynamic_update_slice(old, new, (0, start, 0)[: old.ndim])
+        return lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
 
     def rows(old, new):
         if len(starts) == 1:  # under vmap it lowers to a scatter, which costs a GPU two more kernels a layer

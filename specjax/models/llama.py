@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from specjax.arrays import span
 from specjax.config import LlamaConfig
 from specjax.models import attention, modules, rope
 from specjax.models.cache import KVCache
@@ -82,7 +83,7 @@ def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int =
 
 def positions_of(cache: KVCache, size: int, given: jax.Array | None) -> jax.Array:
     """i32[B, T] of a block of ``size`` tokens: those given, or one a token on top of each row."""
-    return cache.lengths[:, None] + jnp.arange(size, dtype=jnp.int32) if given is None else given
+    return cache.lengths[:, None] + span(size) if given is None else given
 
 
 class Linear(nnx.Module):
@@ -96,7 +97,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = product(x, self.weight[...], x.dtype)
-        return y + self.bias[...] if self.has_bias else y
+        return y + jnp.expand_dims(self.bias[...], range(x.ndim - 1)) if self.has_bias else y
 
 
 class RMSNorm(nnx.Module):
@@ -107,7 +108,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         xf = x.astype(jnp.float32)
         normed = xf * lax.rsqrt(jnp.mean(xf * xf, axis=-1, keepdims=True) + self.eps)
-        return self.weight[...] * normed.astype(x.dtype)
+        return jnp.expand_dims(self.weight[...], range(x.ndim - 1)) * normed.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -216,7 +217,7 @@ class Llama(nnx.Module):
             values.append(layer_values)
             hidden_after.append(x)
         hidden = whole(self.norm(x))
-        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*x.shape[:2], 0))
+        logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*x.shape[:2], 0), jnp.float32)
         cache = cache._replace(keys=tuple(keys), values=tuple(values))
         return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
 

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from flax import nnx
 
+from specjax import random
+
 
 class Config:
     """What configurations of trained modules share: a JSON-ready dict and back. For frozen dataclasses."""
@@ -34,7 +36,7 @@ def merge(cls: type, config: Any, params: dict) -> Any:
 
 def init(cls: type, config: Any, seed: int) -> dict:
     """A parameter tree with the module's own random float32 weights."""
-    return _string_keys(nnx.to_pure_dict(nnx.state(cls(config, rngs=nnx.Rngs(seed)))))
+    return _string_keys(nnx.to_pure_dict(nnx.state(cls(config, rngs=nnx.Rngs(random.key(seed))))))
 
 
 def _string_keys(tree):

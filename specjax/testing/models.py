@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from specjax import parallel
+from specjax import parallel, random
 from specjax.config import LlamaConfig
 from specjax.models import llama
 from specjax.models.lm import LM
@@ -53,7 +53,7 @@ def random_params(
         if path[-1] == "bias" or len(shape) == 1:
             return jnp.full(shape, float(path[-1] != "bias"), dtype, device=where)
         scale = std if std is not None else 1.0 if path == ("embed",) else shape[-1] ** -0.5
-        key = jax.random.fold_in(jax.random.key(seed), index)
+        key = jax.random.fold_in(random.key(seed), index)
         return _normal(key, jnp.float32(scale), shape, jnp.dtype(dtype), where)
 
     return map_with_path(leaf, llama.structure(config)[1])
@@ -82,7 +82,7 @@ def noisy_twin(lm: LM, scale: float = 0.1, seed: int = 1) -> LM:
     """``lm`` with Gaussian noise of standard deviation ``scale`` added to every weight: a draft whose acceptance rate
     falls from 1 as the scale rises."""
     leaves, tree = jax.tree.flatten(lm.params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    keys = jax.random.split(random.key(seed), len(leaves))
     noisy = [x + scale * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
     return dataclasses.replace(lm, params=jax.tree.unflatten(tree, noisy))
 

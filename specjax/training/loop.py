@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from specjax import random
 from specjax.models.lm import LM
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.training.texts import Texts
@@ -77,7 +78,7 @@ def train_step(
     objective: Objective, target: LM, state: TrainState, tokens: jax.Array, weights: jax.Array, *, recipe: Recipe
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One step on texts i32[B, T] with weights f32[B, T]."""
-    key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+    key = jax.random.fold_in(random.key(recipe.seed), state.step)
     judge = jax.value_and_grad(lambda params: objective(params, target, tokens, weights, key), has_aux=True)
     (_, seen), grads = judge(state.params)
     updates, optimizer = recipe.optimizer().update(grads, state.optimizer, state.params)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import random
+from specjax.arrays import span
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
 
@@ -33,9 +34,9 @@ class Block:
         size = draft.tokens.shape[1]
         w = weights(p, draft)  # [B, K+1]
         h = thresholds(p, draft, w)  # [B, K]
-        positions = lengths[:, None] + jnp.arange(size)
+        positions = lengths[:, None] + span(size)
         u = random.uniform(random.at(random.fold(random.fold(keys, random.ACCEPT), lengths), positions))
-        count = jnp.max(jnp.where(u < h, jnp.arange(1, size + 1, dtype=jnp.int32), 0), axis=1, initial=0)
+        count = jnp.max(jnp.where(u < h, jnp.arange(1, size + 1, dtype=jnp.int32)[None], 0), axis=1, initial=0)
         rest = remainder(p, draft, w, count)
         return Verdict(count, chain.draw(keys, lengths + count, rest))
 

@@ -14,19 +14,19 @@ def token_probs(probs: jax.Array, tokens: jax.Array) -> jax.Array:
 
 def draft_token_probs(draft: Draft) -> jax.Array:
     """q of each drafted token, f32[B, K]: 1 for point masses."""
-    return jnp.ones(draft.tokens.shape) if draft.probs is None else token_probs(draft.probs, draft.tokens)
+    return jnp.ones(draft.tokens.shape, jnp.float32) if draft.probs is None else token_probs(draft.probs, draft.tokens)
 
 
 def draft_probs(draft: Draft, vocab: int) -> jax.Array:
     """q at every drafted position, f32[B, K, V]: one-hot for point masses."""
-    return jax.nn.one_hot(draft.tokens, vocab) if draft.probs is None else draft.probs
+    return jax.nn.one_hot(draft.tokens, vocab, dtype=jnp.float32) if draft.probs is None else draft.probs
 
 
 def draft_entropy(draft: Draft, vocab: int) -> jax.Array:
     """Entropy of each drafted position's q over log V, f32[B, K] from 0 to 1: 0 for point masses."""
     if draft.probs is None:
-        return jnp.zeros(draft.tokens.shape)
-    return jnp.sum(jax.scipy.special.entr(draft.probs), axis=-1) / jnp.log(vocab)
+        return jnp.zeros(draft.tokens.shape, jnp.float32)
+    return jnp.sum(jax.scipy.special.entr(draft.probs), axis=-1) / jnp.log(jnp.float32(vocab))
 
 
 def accepts(u: jax.Array, p_x: jax.Array, q_x: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def accepts(u: jax.Array, p_x: jax.Array, q_x: jax.Array) -> jax.Array:
 
 def leading_run(flags: jax.Array) -> jax.Array:
     """Length of the leading run of True in bool[B, K]. -> i32[B]."""
-    return jnp.sum(jnp.cumprod(flags, axis=1, dtype=jnp.int32), axis=1)
+    return jnp.sum(jnp.cumprod(flags, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -48,7 +48,7 @@ def draft_at(draft: Draft, index: jax.Array, vocab: int) -> jax.Array:
     """q at node index i32[B], f32[B, V]: all zeros past the end of a row's chain."""
     size = draft.tokens.shape[1]
     if size == 0:
-        return jnp.zeros((index.shape[0], vocab))
+        return jnp.zeros((index.shape[0], vocab), jnp.float32)
     inside = jnp.minimum(index, size - 1)
     if draft.probs is None:
         q = jax.nn.one_hot(row_at(draft.tokens, inside), vocab, dtype=jnp.float32)

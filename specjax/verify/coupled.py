@@ -45,5 +45,5 @@ def own_draws(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -
         return Verdict(count, chain.row_at(drawn, count))
     agrees = draft.valid & (jnp.take_along_axis(drawn, draft.parents, axis=1) == draft.tokens)
     agrees &= ~shape.below(jnp.pad(~agrees, ((0, 0), (1, 0))))
-    node = jnp.argmax(jnp.pad(agrees, ((0, 0), (1, 0))) * shape.depth, axis=1)
+    node = jnp.argmax(jnp.where(jnp.pad(agrees, ((0, 0), (1, 0))), shape.depth, 0), axis=1).astype(jnp.int32)
     return Verdict(chain.row_at(shape.depth, node), chain.row_at(drawn, node), node)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr
 
 from specjax import random
+from specjax.arrays import span
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
 
@@ -47,7 +48,7 @@ class Lenient(_RedrawsWithOneKey):
         size = draft.tokens.shape[1]
         p_x = chain.token_probs(p[:, :size], draft.tokens)  # [B, K]
         q_x = chain.draft_token_probs(draft)  # [B, K]
-        positions = lengths[:, None] + jnp.arange(size)
+        positions = lengths[:, None] + span(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
         count = chain.leading_run(draft.valid & chain.accepts(u, p_x, self.lenience * q_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))

@@ -7,6 +7,7 @@ come from different q, from one q with replacement, or without: only each one's 
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import span
 from specjax.verify import chain
 
 
@@ -39,8 +40,8 @@ def without_replacement(q: jax.Array, drawn: jax.Array) -> jax.Array:
       f32[B, M, V]: q without the tokens drawn before, renormalised; zeros once nothing is left.
     """
     size, vocab = drawn.shape[1], q.shape[-1]
-    before = jnp.arange(size) < jnp.arange(size)[:, None]  # [M, M]
-    taken = jnp.any(before[..., None] & jax.nn.one_hot(drawn, vocab, dtype=bool)[:, None], axis=2)  # [B, M, V]
+    before = span(size) < jnp.arange(size, dtype=jnp.int32)[:, None]  # [M, M]
+    taken = jnp.any(before[None, ..., None] & jax.nn.one_hot(drawn, vocab, dtype=bool)[:, None], axis=2)  # [B, M, V]
     left = jnp.where(taken, 0.0, q[:, None])
     mass = jnp.sum(left, axis=-1, keepdims=True)
     return left / jnp.where(mass > 0, mass, 1.0)

@@ -7,9 +7,9 @@ probability p(x), and refused for the rest of p: that is to draw from p and see 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from specjax import random
+from specjax.arrays import span
 from specjax.types import Draft, Verdict
 from specjax.verify import chain
 from specjax.verify.coupled import own_draws
@@ -36,7 +36,7 @@ class Rejection:
         size = draft.tokens.shape[1]
         p_x = chain.token_probs(p[:, :size], draft.tokens)  # [B, K]
         q_x = chain.draft_token_probs(draft)  # [B, K]
-        positions = lengths[:, None] + jnp.arange(size)
+        positions = lengths[:, None] + span(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
         count = chain.leading_run(draft.valid & chain.accepts(u, p_x, q_x))
         rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))

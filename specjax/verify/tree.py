@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import random, tree
+from specjax.arrays import span
 from specjax.types import Draft, Verdict
 from specjax.verify import chain, multi
 
@@ -21,7 +22,7 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
     positions = lengths[:, None] + shape.depth[:, 1:] - 1
     keys_of = random.at(random.fold(keys, random.ACCEPT), positions)
     u = random.uniform(random.siblings(keys_of, ranks(parents)))  # [B, N]
-    index = jnp.arange(draft.tokens.shape[1], dtype=lengths.dtype)
+    index = jnp.arange(draft.tokens.shape[1], dtype=lengths.dtype)[None]
 
     def to_judge(reached, last):
         """Whether a node has a valid child past drafted token ``last``, and the first such."""
@@ -39,7 +40,7 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
         mass = jnp.where(accepted, 1.0, jnp.where(judged, left, mass))
         return jnp.where(accepted, i + 1, reached), jnp.where(judged, i, last), r, mass
 
-    start = jnp.zeros_like(lengths), jnp.full_like(lengths, -1), p[:, 0], jnp.ones(lengths.shape)
+    start = jnp.zeros_like(lengths), jnp.full_like(lengths, -1), p[:, 0], jnp.ones(lengths.shape, jnp.float32)
     node, _, r, _ = lax.while_loop(lambda carry: jnp.any(to_judge(*carry[:2])[0]), judge, start)
     count = chain.row_at(shape.depth, node)
     return Verdict(count, chain.draw(keys, lengths + count, r), node)
@@ -48,5 +49,5 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
 def ranks(parents: jax.Array) -> jax.Array:
     """How many children of the same parent stand before each node: i32[B, N] of parents i32[B, N]."""
     size = parents.shape[1]
-    before = jnp.arange(size) < jnp.arange(size)[:, None]  # [N, N]
-    return jnp.sum((parents[:, :, None] == parents[:, None, :]) & before, axis=2, dtype=jnp.int32)
+    before = span(size) < jnp.arange(size, dtype=jnp.int32)[:, None]  # [N, N]
+    return jnp.sum((parents[:, :, None] == parents[:, None, :]) & before[None], axis=2, dtype=jnp.int32)

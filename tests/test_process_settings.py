@@ -1,0 +1,81 @@
+"""Settings of the whole process in JAX change no token: kinds of random keys, 64 bits, strict ranks and dtypes."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+from test_conformance import DRAFTERS, TARGET, TARGETS
+
+import specjax
+from specjax import decode, random
+from specjax.generation import prepare
+from specjax.requests import Options
+
+SETTINGS = {
+    "keys of kind rbg": lambda: jax.default_prng_impl("rbg"),
+    "keys of kind unsafe_rbg": lambda: jax.default_prng_impl("unsafe_rbg"),
+    "threefry in its old order": lambda: jax.threefry_partitionable(False),
+    "64 bits": lambda: jax.enable_x64(True),
+    "ranks are not promoted": lambda: jax.numpy_rank_promotion("raise"),
+    "dtypes are not promoted": lambda: jax.numpy_dtype_promotion("strict"),
+}
+QUICK = ("prompt lookup", "noisy twin", "tree", "head, dynamic tree", "lookup, else lookahead", "twin, cost model")
+
+
+@contextlib.contextmanager
+def under(*names: str):
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(SETTINGS[name]())
+        yield
+
+
+def run(drafter: str, verifier: str) -> tuple:
+    """Tokens and log-probabilities of three rows: greedy, sampled, and sampled with a filter and a penalty."""
+    out = specjax.generate(
+        TARGETS.get(drafter, TARGET), [[1, 2, 3, 1, 2], [0, 3, 2, 2], [2]], drafter=DRAFTERS[drafter],
+        verifier=verifier, num_speculative_tokens=3, max_new_tokens=16, temperature=[0.0, 1.0, 0.7],
+        top_p=[None, None, 0.9], presence_penalty=0.1, no_repeat_ngram_size=[0, 0, 5], seed=[3, 5, 7], ignore_eos=True,
+        logprobs=True,
+    )  # fmt: skip
+    return out.tokens, [np.asarray(row, np.float32).tolist() for row in out.logprobs]
+
+
+def sets() -> list:
+    found = []
+    for drafter in DRAFTERS:
+        together = ("keys of kind rbg", "64 bits", "ranks are not promoted", "dtypes are not promoted")
+        found.append(pytest.param(drafter, together, marks=() if drafter in QUICK else pytest.mark.slow, id=drafter))
+    for name in SETTINGS:
+        found.append(pytest.param("noisy twin", (name,), id=f"noisy twin-{name}"))
+    return found
+
+
+@pytest.mark.parametrize(("drafter", "names"), sets())
+def test_tokens_and_logprobs_are_those_without_the_setting(drafter, names):
+    verifier = "block" if drafter == "noisy twin" else "rejection"
+    expected = run(drafter, verifier)
+    with under(*names):
+        assert run(drafter, verifier) == expected
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_draws_are_those_without_the_setting(name):
+    def draws():
+        keys = random.at(random.request_keys([0, 5, 7]), np.arange(6, dtype=np.int32).reshape(3, 2))
+        return jax.device_get((random.uniform(keys), random.gumbel(random.fold(keys[:, 0], 3)[:, None], 5)))
+
+    expected = draws()
+    with under(name):
+        found = draws()
+    for a, b in zip(expected, found, strict=True):
+        assert a.dtype == b.dtype == np.float32
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("keys", (jax.random.split(jax.random.key(0, impl="rbg"), 1), np.zeros((1, 2), np.uint32)))
+def test_keys_of_another_kind_are_refused_by_name(keys):
+    job = prepare(TARGET, [[1, 2]], Options(drafter=DRAFTERS["noisy twin"]))
+    with pytest.raises(ValueError, match="threefry2x32.*got.*(rbg|uint32).*request_keys"):
+        decode.start(job.lm, job.drafter, job.request._replace(key=keys), 3, chunk=64, logprobs=False)
