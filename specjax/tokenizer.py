@@ -12,6 +12,8 @@ from typing import Any
 
 import tokenizers
 
+from specjax import special_tokens
+
 Message = Mapping[str, Any]
 
 # GGUF names a pre-tokenizer instead of describing it.
@@ -27,6 +29,10 @@ class Tokenizer:
       bos_id, eos_id: None where the model has none.
       add_bos: whether text starts with the BOS token; None asks the backend's post-processor.
       chat_template: Jinja source, or None.
+      names: the texts of the special tokens, as ``{"pad_token": "<pad>", "additional_special_tokens": ["<x>"]}``; BOS
+        and EOS need not be among them. Chat templates get all.
+
+    Truncation and padding that the backend has stored are switched off: those are settings of someone's training.
     """
 
     def __init__(
@@ -36,13 +42,18 @@ class Tokenizer:
         eos_id: int | None = None,
         add_bos: bool | None = None,
         chat_template: str | None = None,
+        names: special_tokens.Names | None = None,
     ):
         self.backend = backend
+        backend.no_truncation()
+        backend.no_padding()
         self.bos_id, self.eos_id = bos_id, eos_id
         if add_bos is None:
             add_bos = backend.encode("a").ids[:1] == [bos_id]
         self.add_bos = bool(add_bos) and bos_id is not None
         self.chat_template = chat_template
+        own = {"bos_token": bos_id, "eos_token": eos_id}
+        self.names = {**(names or {}), **{k: self.token_str(i) for k, i in own.items() if i is not None}}
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -97,8 +108,9 @@ class Tokenizer:
         self.backend.save(str(folder / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",  # the class that keeps tokenizer.json as it is
-            "bos_token": self._text_of(self.bos_id) or None,
-            "eos_token": self._text_of(self.eos_id) or None,
+            "bos_token": None,
+            "eos_token": None,
+            **self.names,
             "add_bos_token": self.add_bos,
             "clean_up_tokenization_spaces": False,
             "chat_template": self.chat_template,
@@ -111,7 +123,7 @@ class Tokenizer:
 
         Raises:
           FileNotFoundError: no ``tokenizer.json``.
-          ValueError: a file in it can't be read, or names a special token outside the vocabulary.
+          ValueError: a file in it can't be read, or names a special token that can't have its id.
         """
         folder = Path(folder)
         file = folder / "tokenizer.json"
@@ -124,19 +136,14 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as e:  # the library raises plain Exception
             raise ValueError(f"{file} can't be read: {e}") from None
-        config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-        ids = {}
-        for name in ("bos_token", "eos_token"):
-            text = config.get(name)
-            text = text.get("content") if isinstance(text, dict) else text
-            ids[name] = None if text is None else backend.token_to_id(text)
-            if text is not None and ids[name] is None:
-                raise ValueError(f"{folder}: {name} {text!r} is not in the vocabulary of tokenizer.json")
+        config = special_tokens.read_config(folder)
+        names = special_tokens.complete(backend, folder, config)
+        bos, eos = (backend.token_to_id(names[k]) if k in names else None for k in ("bos_token", "eos_token"))
         template = folder / "chat_template.jinja"
         chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
         if isinstance(chat, list):
             chat = {entry["name"]: entry["template"] for entry in chat}.get("default")
-        return cls(backend, ids["bos_token"], ids["eos_token"], config.get("add_bos_token"), chat)
+        return cls(backend, bos, eos, config.get("add_bos_token"), chat, names)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -194,15 +201,6 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
                 f"the tokenizers differ in {name}: {x} {words[0]!r} and {y} {words[1]!r}. A draft must share "
                 "its target's tokenizer, special tokens included"
             )
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
 
 
 def _template_renderer():
