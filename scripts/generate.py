@@ -32,6 +32,13 @@ def parse(argv) -> argparse.Namespace:
     add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
     add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
+    add("--tools", type=Path, metavar="FILE", help="JSON list of tools for the chat template")
+    add("--chat-template-kwargs", metavar="JSON", help="object of further variables of the template")
+    add("--date", help="YYYY-MM-DD, for a chat template that asks for the present (default: today)")
+    add(
+        "--parse-special", action=argparse.BooleanOptionalAction, default=None,
+        help="control strings such as <|im_end|> in prompts are tokens (default: unless --chat; see docs/prompts.md)",
+    )  # fmt: skip
     choices.add_flags(parser)
     add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
@@ -78,18 +85,23 @@ def parse(argv) -> argparse.Namespace:
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
     parser.in_a_folder(args, "json")
+    try:
+        args.tools = args.tools and json.loads(args.tools.read_text(encoding="utf-8"))
+        args.chat_template_kwargs = args.chat_template_kwargs and json.loads(args.chat_template_kwargs)
+    except (OSError, ValueError) as problem:
+        parser.error(f"--tools and --chat-template-kwargs must be JSON: {problem}")
     return args
 
 
 SAMPLING = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "stop ignore_eos chat"
+    "stop ignore_eos chat tools chat_template_kwargs parse_special"
 ).split()
 
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
-    names = [*SAMPLING, "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
+    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
     return {"drafter": choices.build(lm, args), **{name: getattr(args, name) for name in names}}
 
 
@@ -179,6 +191,8 @@ def run(args: argparse.Namespace) -> None:
             return
         Path(args.json).write_text(text + "\n", encoding="utf-8")
     print("\n" + summary(result))
+    if result.date and not args.date:
+        print(f"the chat template was told that today is {result.date}; --date {result.date} repeats this another day")
     if args.compare:
         same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
         print(

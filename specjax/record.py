@@ -16,6 +16,7 @@ import jax
 
 from specjax.generation import Result
 from specjax.metrics import Metrics
+from specjax.requests import listed
 from specjax.text import TextStream
 
 FORMAT, VERSION = "specjax-run", 1  # the version rises when a key goes or changes its meaning
@@ -29,6 +30,7 @@ RUN = {
     "settings": dict,
     "environment": dict,
     "completions": list,  # one a prompt
+    "date": (str, OPTIONAL),  # that the chat template was told, in ISO format; null: it asked for none
     "timing": dict,
 }
 SETTINGS = {
@@ -54,7 +56,7 @@ ENVIRONMENT = {
     "python": str,
 }
 COMPLETION = {
-    "prompt": str,
+    "prompt": str,  # a conversation in JSON
     "prompt_tokens": int,  # how many
     "prompt_token_ids": list,
     "text": (str, OPTIONAL),  # null: the model has no tokenizer
@@ -99,7 +101,7 @@ CALLS = {
 
 def run(
     result: Result,
-    prompts: Sequence[str],
+    prompts: str | Sequence,
     settings: dict[str, Any],
     timing: dict[str, Any],
     tokenizer: Any | None,
@@ -119,10 +121,10 @@ def run(
       ValueError: if the parts contradict each other.
     """
     completions = []
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(listed(prompts)):
         tokens, text = result.tokens[i], result.texts[i] if result.texts else None
         completion = {
-            "prompt": prompt,
+            "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
             "prompt_tokens": len(result.prompt_tokens[i]),
             "prompt_token_ids": result.prompt_tokens[i],
             "text": text,
@@ -140,6 +142,7 @@ def run(
         "settings": settings,
         "environment": environment(),
         "completions": completions,
+        "date": result.date,
         "timing": timing,
     }
     check(record)

@@ -4,17 +4,17 @@
 pre-tokenizer from the class name and so change the ids.
 """
 
+import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from specjax import special_tokens
-
-Message = Mapping[str, Any]
+from specjax import chat, special_tokens
+from specjax.control import Control
+from specjax.text import check_unicode
 
 # GGUF names a pre-tokenizer instead of describing it.
 _GGUF_PRE = {"smollm": True, "gpt-2": False, "gpt2": False, "default": False}  # -> whether digits are split apart
@@ -63,9 +63,18 @@ class Tokenizer:
         """Ids with a meaning. A model may have more rows than that: they are padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled."""
-        return self._one_bos(self.backend.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled.
+
+        Args:
+          text: any.
+          parse_special: whether a control string in the text, such as ``<|im_end|>``, is the token of that name, as
+            usual; otherwise it is text.
+
+        Raises:
+          ValueError: the text holds a lone surrogate.
+        """
+        return self._one_bos(self._ids([text] if parse_special else self.control.parts(self.control.mark(text))))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; spaces are left as they are, padding ids give nothing."""
@@ -76,30 +85,62 @@ class Tokenizer:
         text = self.backend.id_to_token(int(token))
         return f"<{int(token)}>" if text is None else text
 
-    def apply_chat_template(self, messages: str | Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation ({"role", "content"} each), or of one user message given as a string.
+    @functools.cached_property
+    def control(self) -> Control:
+        """The tokens that steer a model: the special ones, and added ones that the chat template writes."""
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return Control(t.content for t in tokens if t.special or t.content in (self.chat_template or ""))
 
-        BOS stands at the start exactly once, whether or not the template writes it.
+    @property
+    def asks_for_date(self) -> bool:
+        """Whether the chat template reads the clock."""
+        return "strftime_now" in (self.chat_template or "")
+
+    def apply_chat_template(
+        self,
+        messages: str | Sequence[chat.Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        date: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation, those of transformers' ``apply_chat_template``: BOS only if the template has it.
+
+        Args:
+          messages: {"role", "content"} each, or one user message given as a string.
+          add_generation_prompt: whether the assistant's turn is opened.
+          tools: JSON schemas, or Python functions with type hints and docstrings.
+          date: ISO date that a template is told when it asks for the present; None: today.
+          chat_template_kwargs: further variables of the template; they go before the special tokens, which it gets by
+            name.
+          parse_special: whether control strings in messages, tools and variables are tokens; otherwise they are text.
 
         Raises:
-          ValueError: the model has no chat template, or the template refuses the messages.
+          ValueError: the model has no chat template, or the template refuses its input or can't use the date; a text
+            holds a lone surrogate.
         """
         if self.chat_template is None:
             raise ValueError("this model has no chat template: it is no chat model; pass the prompt as plain text")
-        render_jinja_template = _template_renderer()
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        values: dict[str, Any] = {
-            "bos_token": self._text_of(self.bos_id),
-            "eos_token": self._text_of(self.eos_id),
+        if date is not None and chat.moment(date) and not self.asks_for_date:
+            raise ValueError(
+                f"date is {date!r}, but this model's chat template never asks for the date; a variable of the template "
+                "goes into chat_template_kwargs"
+            )
+        own = chat_template_kwargs or {}
+        if not isinstance(own, Mapping):
+            raise ValueError(f"chat_template_kwargs must map a template's variables to values, got {own!r:.200}")
+        mark = (lambda value: value) if parse_special else self.control.mark
+        own = chat.plain(own, "chat_template_kwargs")
+        given = {
+            **self.names,
             "add_generation_prompt": add_generation_prompt,
+            "messages": mark(chat.plain_messages(messages)),
+            "tools": mark(chat.plain_tools(tools)),
+            **{name: value if name.endswith("_token") else mark(value) for name, value in own.items()},
         }
-        try:
-            rendered = render_jinja_template([[dict(m) for m in messages]], chat_template=self.chat_template, **values)
-        except Exception as e:  # whatever a template raises, it is about its input
-            raise ValueError(f"the chat template can't render these messages: {e}") from e
-        text = rendered[0][0] if isinstance(rendered, tuple) else rendered[0]  # older releases return a pair
-        return self._one_bos(self.backend.encode(text, add_special_tokens=False).ids)
+        text = chat.render(self.chat_template, given, date)
+        return self._ids([text] if parse_special else self.control.parts(text))
 
     def save(self, folder: str | Path) -> None:
         """Writes ``tokenizer.json`` and ``tokenizer_config.json``, readable by :meth:`load` and by transformers."""
@@ -140,10 +181,10 @@ class Tokenizer:
         names = special_tokens.complete(backend, folder, config)
         bos, eos = (backend.token_to_id(names[k]) if k in names else None for k in ("bos_token", "eos_token"))
         template = folder / "chat_template.jinja"
-        chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
-        if isinstance(chat, list):
-            chat = {entry["name"]: entry["template"] for entry in chat}.get("default")
-        return cls(backend, bos, eos, config.get("add_bos_token"), chat, names)
+        source = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
+        if isinstance(source, list):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        return cls(backend, bos, eos, config.get("add_bos_token"), source, names)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -173,13 +214,22 @@ class Tokenizer:
         add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
         return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
+    def _ids(self, parts: Sequence[str]) -> list[int]:
+        """Ids of a text in parts, without BOS; no token reaches from one part into the next."""
+        for part in parts:
+            check_unicode("the text", part)
+        ids = self.backend.encode(parts[0], add_special_tokens=False).ids
+        for part in parts[1:]:
+            # After a line break, since some tokenizers put a space before the first word of a text.
+            start, whole = (self.backend.encode(t, add_special_tokens=False).ids for t in ("\n", "\n" + part))
+            own = whole[: len(start)] == start
+            ids += whole[len(start) :] if own else self.backend.encode(part, add_special_tokens=False).ids
+        return ids
+
     def _one_bos(self, ids: list[int]) -> list[int]:
         if self.bos_id is None or not self.add_bos or ids[:1] == [self.bos_id]:
             return ids
         return [self.bos_id, *ids]
-
-    def _text_of(self, token: int | None) -> str:
-        return "" if token is None else self.token_str(token)
 
 
 def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
@@ -201,18 +251,3 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
                 f"the tokenizers differ in {name}: {x} {words[0]!r} and {y} {words[1]!r}. A draft must share "
                 "its target's tokenizer, special tokens included"
             )
-
-
-def _template_renderer():
-    """transformers' renderer, imported late because it is slow to, and without its remark that torch is missing."""
-    quiet = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(quiet)
-    os.environ[quiet] = "1"
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    finally:
-        if before is None:
-            del os.environ[quiet]
-        else:
-            os.environ[quiet] = before
-    return render_jinja_template
