@@ -52,6 +52,7 @@ def parse(argv) -> argparse.Namespace:
     add("--frequency-penalty", type=float)
     add("--no-repeat-ngram-size", type=int)
     add("--stop", action="append", help="text that ends a completion; may be repeated")
+    add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
     add("--ignore-eos", action="store_true")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
@@ -95,7 +96,7 @@ def parse(argv) -> argparse.Namespace:
 
 SAMPLING = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "stop ignore_eos chat tools chat_template_kwargs parse_special"
+    "stop eos_token_id ignore_eos chat tools chat_template_kwargs parse_special"
 ).split()
 
 
@@ -135,16 +136,17 @@ def speed(result: specjax.Result) -> float:
     return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
 
 
-def summary(result: specjax.Result) -> str:
+def summary(lm: specjax.LM, result: specjax.Result) -> str:
     """The few lines under the text."""
 
     def written(rate):
         return "none drafted" if rate is None else f"{rate:.2f}"
 
+    stops = ", ".join(f"{lm.tokenizer.token_str(i)!r} ({i})" for i in result.stop_token_ids) or "no token"
     sums = Totals.of(result.metrics)
     return (
         f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
-        f"finished by {', '.join(map(str, result.finish_reasons))}\n"
+        f"finished by {', '.join(map(str, result.finish_reasons))}; stops at {stops}\n"
         f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
         f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
         f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
@@ -190,7 +192,7 @@ def run(args: argparse.Namespace) -> None:
             print(text)
             return
         Path(args.json).write_text(text + "\n", encoding="utf-8")
-    print("\n" + summary(result))
+    print("\n" + summary(lm, result))
     if result.date and not args.date:
         print(f"the chat template was told that today is {result.date}; --date {result.date} repeats this another day")
     if args.compare:

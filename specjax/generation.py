@@ -16,7 +16,7 @@ from specjax.chat import is_conversation
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
-from specjax.requests import Options
+from specjax.requests import Options, stop_strings
 from specjax.text import TextStream, check_unicode
 from specjax.types import DecodeState, Drafter, Request, RoundInfo, Verifier
 from specjax.verify import VERIFIERS
@@ -34,6 +34,7 @@ class Result:
     metrics: list[Metrics]
     logprobs: list[list[float]] | None  # natural log, under the model's raw logits; None unless asked for
     prompt_tokens: list[list[int]]
+    stop_token_ids: list[int]  # at which a row ends
     date: str | None  # that the chat template was told; None: it asked for none
     seconds: dict[str, float]  # wall time of "prefill" and "decode", with compilation unless ``warmup`` came first
 
@@ -69,6 +70,10 @@ class Job:
     request: Request
     chunk: int
     options: Options
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        return requests.stop_token_ids(self.lm, self.options)
 
     @property
     def block(self) -> int:
@@ -129,10 +134,6 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         )
     request, chunk = requests.build(lm, ids, options, headroom=width)
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
-
-
-def stop_strings(options: Options) -> tuple[str, ...]:
-    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
 
 
 def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
@@ -313,6 +314,7 @@ def _result(job: Job, rows: list[_Row], seconds: dict[str, float]) -> Result:
         metrics=metrics,
         logprobs=[list(row.logprobs) for row in rows] if job.options.logprobs else None,
         prompt_tokens=job.prompts,
+        stop_token_ids=job.stop_token_ids,
         date=job.options.date,
         seconds=dict(seconds),
     )

@@ -18,6 +18,7 @@ from specjax.generation import Result
 from specjax.metrics import Metrics
 from specjax.requests import listed
 from specjax.text import TextStream
+from specjax.trace import text_of
 
 FORMAT, VERSION = "specjax-run", 1  # the version rises when a key goes or changes its meaning
 
@@ -30,6 +31,7 @@ RUN = {
     "settings": dict,
     "environment": dict,
     "completions": list,  # one a prompt
+    "stop_tokens": (list, OPTIONAL),  # of {"token": id, "text": str}: rows end there
     "date": (str, OPTIONAL),  # that the chat template was told, in ISO format; null: it asked for none
     "timing": dict,
 }
@@ -142,6 +144,7 @@ def run(
         "settings": settings,
         "environment": environment(),
         "completions": completions,
+        "stop_tokens": [{"token": i, "text": text_of(tokenizer, i)} for i in result.stop_token_ids],
         "date": result.date,
         "timing": timing,
     }

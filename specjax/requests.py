@@ -35,8 +35,8 @@ class Options:
     no_repeat_ngram_size: int | None | Sequence[int | None] = None  # over prompt and output
     logit_bias: dict[int, float] | None | Sequence[dict[int, float] | None] = None
     allowed_token_ids: Sequence[int] | None | Sequence[Sequence[int] | None] = None
-    stop: str | Sequence[str] | None = None  # text that ends a row; kept in the output, as in Hugging Face
-    eos_token_id: int | Sequence[int] | None = None  # None: the model's own
+    stop: str | Sequence[str] | None = None  # text or special token that ends a row; kept, as in Hugging Face
+    eos_token_id: int | Sequence[int] | None = None  # replaces the model's own, lm.config.eos_token_ids
     ignore_eos: bool = False
     seed: int | Sequence[int] = 0  # row i uses seed + i, or its own entry
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template; conversations always are
@@ -271,8 +271,16 @@ def _seeds(seed: Any, batch: int) -> np.ndarray:
     return (seeds % (1 << 32)).astype(np.uint32)
 
 
-def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
-    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
+def stop_strings(options: Options) -> tuple[str, ...]:
+    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+
+
+def stop_token_ids(lm: LM, options: Options) -> list[int]:
+    """The tokens that end a row: ``eos_token_id``, else the model's own; and stop strings that are special tokens.
+
+    Raises:
+      ValueError: ``eos_token_id`` is no id of the model.
+    """
     given: Any = options.eos_token_id
     if options.ignore_eos:
         ids = []
@@ -286,6 +294,15 @@ def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
                     f"eos_token_id must be an id below the vocabulary size {lm.config.vocab_size}, or a list of such, "
                     f"got {given!r}"
                 )
+    for text in stop_strings(options):  # a special token prints nothing, so its text is never found
+        token = lm.tokenizer.special_id(text)  # type: ignore[union-attr]
+        ids += [] if token is None else [token]
+    return list(dict.fromkeys(ids))
+
+
+def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
+    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
+    ids = stop_token_ids(lm, options)
     padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)
     padded[: len(ids)] = ids
     return np.tile(padded, (batch, 1))

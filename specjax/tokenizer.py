@@ -96,6 +96,12 @@ class Tokenizer:
         """Whether the chat template reads the clock."""
         return "strftime_now" in (self.chat_template or "")
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token whose text is just this; None if there is none."""
+        token = self.backend.token_to_id(text)
+        entry = None if token is None else self.backend.get_added_tokens_decoder().get(token)
+        return token if entry is not None and entry.special else None
+
     def apply_chat_template(
         self,
         messages: str | Sequence[chat.Message],

@@ -60,7 +60,8 @@ def test_a_prompt_that_is_no_unicode_is_refused(capsys, folder):
 
 
 def test_the_date_of_a_template_is_shown_recorded_and_can_be_given(capsys, tmp_path):
-    write_hf(tmp_path / "m", {**HF, "vocab_size": 300}, tokenizer=byte_level(template="{{ strftime_now('%d') }}{{ x }}"))
+    dated = byte_level(template="{{ strftime_now('%d') }}{{ x }}")
+    write_hf(tmp_path / "m", {**HF, "vocab_size": 300}, tokenizer=dated)
     given = ("--model", str(tmp_path / "m"), "--prompt", "a", "--chat", "--chat-template-kwargs", '{"x": "y"}')
     code, out, _ = run(capsys, *given)
     assert code == 0 and "the chat template was told that today is 20" in out
