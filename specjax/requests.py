@@ -126,8 +126,9 @@ def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
         raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
     outside = [token for token in ids if not 0 <= token < lm.config.vocab_size]
     if outside:
+        text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
         raise ValueError(
-            f"prompt {row} has token id {outside[0]}, outside the model's vocabulary of {lm.config.vocab_size}"
+            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.config.vocab_size}"
         )
     if len(ids) > lm.config.max_position_embeddings:
         raise ValueError(

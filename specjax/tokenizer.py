@@ -238,22 +238,25 @@ class Tokenizer:
         return [self.bos_id, *ids]
 
 
-def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
-    """Raises a ValueError unless every id means the same string in both, BOS and EOS included."""
-    if a is b:
-        return
-    for i in range(max(len(a), len(b))):
-        first, second = a.backend.id_to_token(i), b.backend.id_to_token(i)
-        if first != second:
-            raise ValueError(
-                f"the tokenizers differ, first at id {i}: {first!r} and {second!r} (None: no such id; sizes {len(a)} "
-                f"and {len(b)}). A draft must share its target's tokenizer"
-            )
-    for name in ("bos_id", "eos_id"):
-        x, y = getattr(a, name), getattr(b, name)
-        if x != y:
-            words = [None if i is None else a.token_str(i) for i in (x, y)]
-            raise ValueError(
-                f"the tokenizers differ in {name}: {x} {words[0]!r} and {y} {words[1]!r}. A draft must share "
-                "its target's tokenizer, special tokens included"
-            )
+def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -> None:
+    """Raises a ValueError unless every id that both have means the same string in both.
+
+    An id that only one of them has is never drafted, or never accepted; and which tokens begin and end a text is the
+    target's business alone. So neither counts.
+
+    Args:
+      a: the target's.
+      b: the draft's.
+      vocab: only ids below it are compared: those that both models can produce.
+    """
+    size = min(len(a), len(b), len(a) if vocab is None else vocab)
+    pairs = ((i, a.backend.id_to_token(i), b.backend.id_to_token(i)) for i in range(size if a is not b else 0))
+    wrong = [(i, x, y) for i, x, y in pairs if x != y and None not in (x, y)]
+    if wrong:
+        several = "; ".join(f"{'first at ' * (n == 0)}id {i}: {x!r} and {y!r}" for n, (i, x, y) in enumerate(wrong[:5]))
+        raise ValueError(
+            f"the tokenizers differ in {len(wrong)} of the {size} ids that target and draft both have, {several}"
+            f"{'; ...' * (len(wrong) > 5)}. A draft must share its target's tokens. any_tokenizer=True of the drafter "
+            "(--any-draft-tokenizer) lets it draft all the same: the text stays the target's, but drafts that mean "
+            "something else are rejected"
+        )

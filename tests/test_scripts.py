@@ -85,7 +85,9 @@ def test_json_of_a_batch(capsys, folder):
     data = json.loads(out)
     record.check(data)
     assert code == 0 and len(data["completions"]) == 2
-    assert data["settings"]["drafter"] == {"name": "model", "draft_model": folder, "quantize_draft": None}
+    assert data["settings"]["drafter"] == {
+        "name": "model", "draft_model": folder, "quantize_draft": None, "any_draft_tokenizer": False,
+    }  # fmt: skip
     assert not data["timing"]["streamed"]
     for completion in data["completions"]:
         assert completion["rounds"] is None and completion["origins"] == ["accepted"] * 5 + ["bonus"] + (
