@@ -7,6 +7,7 @@ transformers' ``sanitize_control_tokens`` works likewise, with marks around the 
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,5 +46,6 @@ class Control:
             at += len(piece)
             places.append(at)
         spans = [m.span(1) for m in self._here.finditer(clean)] if places else []
-        breaks = sorted({place for place in places for start, end in spans if start < place < end})
+        inside = {p for start, end in spans for p in places[bisect_right(places, start) : bisect_left(places, end)]}
+        breaks = sorted(inside)
         return [clean[i:j] for i, j in zip([0, *breaks], [*breaks, len(clean)], strict=True)]
