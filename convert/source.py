@@ -73,14 +73,25 @@ def _open_folder(folder: Path) -> Source:
     checkpoint = safetensors.open_checkpoint(folder)
     llama.check(config, checkpoint.shapes())
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but vocab_size in config.json is "
-            f"{config.vocab_size}; they belong to different models"
-        )
+    _check_rows(folder, config, tokenizer)
     stated = hf.get("dtype") or hf.get("torch_dtype")
     dtype = np.dtype(jnp.dtype(stated)) if stated in _DTYPES else checkpoint.dtype
     return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries))
+
+
+def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) -> None:
+    """Raises ValueError if ordinary tokens have no row in the model. Added ones, such as [PAD], may have none."""
+    if tokenizer is None:
+        return
+    added = tokenizer.backend.get_added_tokens_decoder()
+    words = {i: text for text, i in tokenizer.backend.get_vocab().items() if i >= config.vocab_size and i not in added}
+    if words:
+        first = min(words)
+        raise ValueError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but vocab_size in config.json is "
+            f"{config.vocab_size}, so {len(words)} of its ordinary tokens are none of the model's, first id {first} "
+            f"{words[first]!r}; the tokenizer and the model don't belong together"
+        )
 
 
 def read_json(path: Path) -> dict:

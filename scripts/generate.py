@@ -32,6 +32,13 @@ def parse(argv) -> argparse.Namespace:
     add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
     add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
+    add("--tools", type=Path, metavar="FILE", help="JSON list of tools for the chat template")
+    add("--chat-template-kwargs", metavar="JSON", help="object of further variables of the template")
+    add("--date", help="YYYY-MM-DD, for a chat template that asks for the present (default: today)")
+    add(
+        "--parse-special", action=argparse.BooleanOptionalAction, default=None,
+        help="control strings such as <|im_end|> in prompts are tokens (default: unless --chat; see docs/prompts.md)",
+    )  # fmt: skip
     choices.add_flags(parser)
     add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
@@ -45,6 +52,7 @@ def parse(argv) -> argparse.Namespace:
     add("--frequency-penalty", type=float)
     add("--no-repeat-ngram-size", type=int)
     add("--stop", action="append", help="text that ends a completion; may be repeated")
+    add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
     add("--ignore-eos", action="store_true")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
@@ -78,18 +86,23 @@ def parse(argv) -> argparse.Namespace:
     if args.compare and args.trace:
         parser.error("--compare and --trace can't go together: looking at each round takes time")
     parser.in_a_folder(args, "json")
+    try:
+        args.tools = args.tools and json.loads(args.tools.read_text(encoding="utf-8"))
+        args.chat_template_kwargs = args.chat_template_kwargs and json.loads(args.chat_template_kwargs)
+    except (OSError, ValueError) as problem:
+        parser.error(f"--tools and --chat-template-kwargs must be JSON: {problem}")
     return args
 
 
 SAMPLING = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "stop ignore_eos chat"
+    "stop eos_token_id ignore_eos chat tools chat_template_kwargs parse_special"
 ).split()
 
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
-    names = [*SAMPLING, "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
+    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
     return {"drafter": choices.build(lm, args), **{name: getattr(args, name) for name in names}}
 
 
@@ -123,16 +136,17 @@ def speed(result: specjax.Result) -> float:
     return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
 
 
-def summary(result: specjax.Result) -> str:
+def summary(lm: specjax.LM, result: specjax.Result) -> str:
     """The few lines under the text."""
 
     def written(rate):
         return "none drafted" if rate is None else f"{rate:.2f}"
 
+    stops = ", ".join(f"{lm.tokenizer.token_str(i)!r} ({i})" for i in result.stop_token_ids) or "no token"
     sums = Totals.of(result.metrics)
     return (
         f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
-        f"finished by {', '.join(map(str, result.finish_reasons))}\n"
+        f"finished by {', '.join(map(str, result.finish_reasons))}; stops at {stops}\n"
         f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
         f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
         f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
@@ -178,7 +192,9 @@ def run(args: argparse.Namespace) -> None:
             print(text)
             return
         Path(args.json).write_text(text + "\n", encoding="utf-8")
-    print("\n" + summary(result))
+    print("\n" + summary(lm, result))
+    if result.date and not args.date:
+        print(f"the chat template was told that today is {result.date}; --date {result.date} repeats this another day")
     if args.compare:
         same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
         print(

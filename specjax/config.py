@@ -174,8 +174,8 @@ _READ = frozenset(
 def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> LlamaConfig:
     """Reads a Hugging Face Llama ``config.json`` (and ``generation_config.json``), refusing what is not implemented.
 
-    End-of-sequence ids come from ``generation_config.json`` where it names them, else from ``config.json``; the
-    caller of ``generate`` may override both.
+    End-of-sequence ids are those of ``generation_config.json`` and of ``config.json`` together (``specjax.load`` adds
+    the tokenizer's); the caller of ``generate`` may override them.
 
     Raises:
       ValueError: naming every key that is missing, unknown or has a value that specjax does not implement.
@@ -206,8 +206,8 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         head_dim = hf["hidden_size"] // heads
     max_position = hf.get("max_position_embeddings") or 2048
     theta, scaling = _read_rope(hf, max_position)
-    eos = (generation or {}).get("eos_token_id")
-    eos = hf.get("eos_token_id") if eos is None else eos
+    ends = [source.get("eos_token_id") for source in (generation or {}, hf)]
+    eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
     bos = (generation or {}).get("bos_token_id")
     return LlamaConfig(
         vocab_size=hf["vocab_size"],
@@ -225,7 +225,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         attention_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
         bos_token_id=hf.get("bos_token_id") if bos is None else bos,
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+        eos_token_ids=tuple(dict.fromkeys(eos)),
     )
 
 

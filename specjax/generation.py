@@ -1,6 +1,7 @@
 """``generate`` and ``stream``: prompts in, tokens and text out. The host's side of :mod:`specjax.decode`."""
 
 import dataclasses
+import datetime
 import inspect
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, requests, trace
+from specjax.chat import is_conversation
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
-from specjax.requests import Options
-from specjax.text import TextStream
+from specjax.requests import Options, stop_strings
+from specjax.text import TextStream, check_unicode
 from specjax.types import DecodeState, Drafter, Request, RoundInfo, Verifier
 from specjax.verify import VERIFIERS
 
@@ -32,6 +34,8 @@ class Result:
     metrics: list[Metrics]
     logprobs: list[list[float]] | None  # natural log, under the model's raw logits; None unless asked for
     prompt_tokens: list[list[int]]
+    stop_token_ids: list[int]  # at which a row ends
+    date: str | None  # that the chat template was told; None: it asked for none
     seconds: dict[str, float]  # wall time of "prefill" and "decode", with compilation unless ``warmup`` came first
 
 
@@ -66,6 +70,10 @@ class Job:
     request: Request
     chunk: int
     options: Options
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        return requests.stop_token_ids(self.lm, self.options)
 
     @property
     def block(self) -> int:
@@ -106,8 +114,14 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         raise ValueError("stop strings need a tokenizer, and the model has none; use eos_token_id")
     if not all(isinstance(s, str) and s for s in stop_strings(options)):
         raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
+    for text in stop_strings(options):
+        check_unicode("stop", text)
     drafter.check(lm)
-    ids = requests.encode_prompts(lm, prompts, options.chat)
+    in_chat = options.chat or any(map(is_conversation, requests.listed(prompts)))
+    if in_chat and options.date is None and lm.tokenizer is not None and lm.tokenizer.asks_for_date:
+        options = dataclasses.replace(options, date=datetime.date.today().isoformat())  # so that the result can say it
+    template = {name: getattr(options, name) for name in ("parse_special", "tools", "date", "chat_template_kwargs")}
+    ids = requests.encode_prompts(lm, prompts, options.chat, **template)
     size = min(int(size), lm.config.max_position_embeddings)
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0
@@ -120,10 +134,6 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         )
     request, chunk = requests.build(lm, ids, options, headroom=width)
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
-
-
-def stop_strings(options: Options) -> tuple[str, ...]:
-    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
 
 
 def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
@@ -140,7 +150,8 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
 
     Args:
       lm: the target model.
-      prompts: a string, a list of strings, or a list of token-id lists.
+      prompts: a string, a conversation (a list of {"role", "content"} messages), or a list of strings, conversations
+        or token-id lists.
       **options: fields of :class:`specjax.requests.Options`.
 
     Returns:
@@ -303,6 +314,8 @@ def _result(job: Job, rows: list[_Row], seconds: dict[str, float]) -> Result:
         metrics=metrics,
         logprobs=[list(row.logprobs) for row in rows] if job.options.logprobs else None,
         prompt_tokens=job.prompts,
+        stop_token_ids=job.stop_token_ids,
+        date=job.options.date,
         seconds=dict(seconds),
     )
     failed = [(i, len(row.tokens)) for i, row in enumerate(rows) if row.failed]

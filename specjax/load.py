@@ -1,5 +1,6 @@
 """``load``: a model by name or path."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from jax.sharding import Mesh
 from convert import checkpoint, default_model
 from convert.source import open_source
 from specjax import parallel
+from specjax.config import LlamaConfig
 from specjax.models import quantized
 from specjax.models.lm import LM
+from specjax.tokenizer import Tokenizer
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CHOICES = (
@@ -28,6 +31,9 @@ def load(
     mesh: Mesh | None = None,
 ) -> LM:
     """Loads a Llama-family model and its tokenizer; every weight goes to the device as it is read.
+
+    A text ends at each of ``config.eos_token_ids``: the ids that config.json, generation_config.json (or the GGUF file)
+    and the tokenizer name, together.
 
     Args:
       name_or_path: ``smollm2-135m-instruct`` (fetched and converted on first use, then cached), a local Hugging Face
@@ -60,7 +66,15 @@ def load(
         source = open_source(path)
         config, tokenizer = source.config, source.tokenizer
         params = source.fill(dtype, parallel.placement(config, mesh, quantize))
-    return LM(config, params, tokenizer, kv_dtype, parallel.cache_sharding(mesh))
+    return LM(_with_stop_token(config, tokenizer), params, tokenizer, kv_dtype, parallel.cache_sharding(mesh))
+
+
+def _with_stop_token(config: LlamaConfig, tokenizer: Tokenizer | None) -> LlamaConfig:
+    """The config, with the tokenizer's end token too: chat fine-tunes often name their end of turn only there."""
+    eos = None if tokenizer is None else tokenizer.eos_id
+    if eos is None or eos in config.eos_token_ids or eos >= config.vocab_size:
+        return config
+    return dataclasses.replace(config, eos_token_ids=(*config.eos_token_ids, eos))
 
 
 def locate(name_or_path: str | Path) -> Path:

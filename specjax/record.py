@@ -16,7 +16,9 @@ import jax
 
 from specjax.generation import Result
 from specjax.metrics import Metrics
+from specjax.requests import listed
 from specjax.text import TextStream
+from specjax.trace import text_of
 
 FORMAT, VERSION = "specjax-run", 1  # the version rises when a key goes or changes its meaning
 
@@ -29,6 +31,8 @@ RUN = {
     "settings": dict,
     "environment": dict,
     "completions": list,  # one a prompt
+    "stop_tokens": (list, OPTIONAL),  # of {"token": id, "text": str}: rows end there
+    "date": (str, OPTIONAL),  # that the chat template was told, in ISO format; null: it asked for none
     "timing": dict,
 }
 SETTINGS = {
@@ -54,7 +58,7 @@ ENVIRONMENT = {
     "python": str,
 }
 COMPLETION = {
-    "prompt": str,
+    "prompt": str,  # a conversation in JSON
     "prompt_tokens": int,  # how many
     "prompt_token_ids": list,
     "text": (str, OPTIONAL),  # null: the model has no tokenizer
@@ -99,7 +103,7 @@ CALLS = {
 
 def run(
     result: Result,
-    prompts: Sequence[str],
+    prompts: str | Sequence,
     settings: dict[str, Any],
     timing: dict[str, Any],
     tokenizer: Any | None,
@@ -119,10 +123,10 @@ def run(
       ValueError: if the parts contradict each other.
     """
     completions = []
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(listed(prompts)):
         tokens, text = result.tokens[i], result.texts[i] if result.texts else None
         completion = {
-            "prompt": prompt,
+            "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
             "prompt_tokens": len(result.prompt_tokens[i]),
             "prompt_token_ids": result.prompt_tokens[i],
             "text": text,
@@ -140,6 +144,8 @@ def run(
         "settings": settings,
         "environment": environment(),
         "completions": completions,
+        "stop_tokens": [{"token": i, "text": text_of(tokenizer, i)} for i in result.stop_token_ids],
+        "date": result.date,
         "timing": timing,
     }
     check(record)

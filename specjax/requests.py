@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import random
+from specjax.chat import is_conversation
 from specjax.models.lm import LM
 from specjax.sampling import NO_TOKEN, SamplingParams
 from specjax.types import Request
@@ -34,11 +35,15 @@ class Options:
     no_repeat_ngram_size: int | None | Sequence[int | None] = None  # over prompt and output
     logit_bias: dict[int, float] | None | Sequence[dict[int, float] | None] = None
     allowed_token_ids: Sequence[int] | None | Sequence[Sequence[int] | None] = None
-    stop: str | Sequence[str] | None = None  # text that ends a row; kept in the output, as in Hugging Face
-    eos_token_id: int | Sequence[int] | None = None  # None: the model's own
+    stop: str | Sequence[str] | None = None  # text or special token that ends a row; kept, as in Hugging Face
+    eos_token_id: int | Sequence[int] | None = None  # replaces the model's own, lm.config.eos_token_ids
     ignore_eos: bool = False
     seed: int | Sequence[int] = 0  # row i uses seed + i, or its own entry
-    chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template
+    chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template; conversations always are
+    tools: Sequence[Any] | None = None  # for the chat template: JSON schemas, or Python functions with docstrings
+    chat_template_kwargs: dict[str, Any] | None = None  # further variables of the chat template
+    date: str | None = None  # ISO date for a chat template that asks for the present; None: today
+    parse_special: bool | None = None  # control strings in prompts are tokens; None: in plain text but not in messages
     lossy: bool = False  # admits verifiers that change the output's distribution
     logprobs: bool = False  # also return each token's log-probability under the model's raw logits
     capacity: int | None = None  # room for at least so many tokens: calls of one capacity share a program
@@ -47,48 +52,89 @@ class Options:
 MIN_TEMPERATURE = 1e-5
 
 
-def encode_prompts(lm: LM, prompts: Any, chat: bool) -> list[list[int]]:
-    """Token ids of each prompt.
+def encode_prompts(
+    lm: LM,
+    prompts: Any,
+    chat: bool,
+    parse_special: bool | None = None,
+    tools: Sequence[Any] | None = None,
+    date: str | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt; the arguments are those of :class:`Options`.
 
     Raises:
-      ValueError: no prompt, an empty one, a type other than str or list of ids, an id outside the vocabulary, text
-        without a tokenizer, or ``chat`` with token ids.
+      ValueError: no prompt, an empty one, a type other than str, conversation or list of ids, an id outside the
+        vocabulary, text without a tokenizer, text that isn't Unicode, ``chat`` with token ids, or arguments of the chat
+        template without a chat.
     """
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
-        raise ValueError(f"prompts must be a string, a list of strings or a list of token-id lists, got {prompts!r}")
+    if parse_special not in (None, False, True):
+        raise ValueError(f"parse_special must be True, False or None, got {parse_special!r}")
+    prompts = listed(prompts)
+    template = {"tools": tools, "date": date, "chat_template_kwargs": chat_template_kwargs}
+    template = {name: value for name, value in template.items() if value is not None}
+    if template and not (chat or any(map(is_conversation, prompts))):
+        raise ValueError(f"{', '.join(template)} is for the chat template; pass chat=True, or conversations as prompts")
     encoded = []
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            if lm.tokenizer is None:
-                raise ValueError(f"prompt {row} is text, but the model has no tokenizer; pass token ids")
-            if not prompt:
-                raise ValueError(f"prompt {row} is empty; to start from nothing but a BOS token, pass [[its id]]")
-            ids = lm.tokenizer.apply_chat_template(prompt) if chat else lm.tokenizer.encode(prompt)
+        if isinstance(prompt, str) or is_conversation(prompt):
+            ids = _text_ids(lm, row, prompt, chat or not isinstance(prompt, str), parse_special, template)
         elif isinstance(prompt, Sequence | np.ndarray) and all(is_int(token) for token in prompt):
             if chat:
                 raise ValueError(f"chat=True needs text prompts, but prompt {row} is a list of token ids")
             ids = [int(token) for token in prompt]
         else:
             raise ValueError(
-                f"prompt {row} must be a string or a list of token ids, got {prompt!r}"
+                f"prompt {row} must be a string, a conversation or a list of token ids, got {prompt!r}"
                 + ("; for one prompt of token ids pass [[...]]" if is_int(prompt) else "")
             )
-        if not ids:
-            raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
-        outside = [token for token in ids if not 0 <= token < lm.config.vocab_size]
-        if outside:
-            raise ValueError(
-                f"prompt {row} has token id {outside[0]}, outside the model's vocabulary of {lm.config.vocab_size}"
-            )
-        if len(ids) > lm.config.max_position_embeddings:
-            raise ValueError(
-                f"prompt {row} has {len(ids)} tokens, more than the model's context of "
-                f"{lm.config.max_position_embeddings}; shorten it"
-            )
+        _check_ids(lm, row, ids)
         encoded.append(ids)
     return encoded
+
+
+def _text_ids(lm: LM, row: int, prompt: Any, chat: bool, parse_special: bool | None, template: dict) -> list[int]:
+    """Token ids of a text or conversation. Raises ValueError, naming the prompt."""
+    if lm.tokenizer is None:
+        raise ValueError(f"prompt {row} is text, but the model has no tokenizer; pass token ids")
+    if not prompt:
+        raise ValueError(f"prompt {row} is empty; to start from nothing but a BOS token, pass [[its id]]")
+    switch = {} if parse_special in (None, not chat) else {"parse_special": parse_special}
+    try:
+        return lm.tokenizer.apply_chat_template(prompt, **template, **switch) if chat else (
+            lm.tokenizer.encode(prompt, **switch)
+        )
+    except ValueError as e:
+        raise ValueError(f"prompt {row}: {e}") from e
+
+
+def listed(prompts: Any) -> list:
+    """One prompt, or several, as a list. Raises ValueError if there is none."""
+    if isinstance(prompts, str) or is_conversation(prompts):
+        return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
+        raise ValueError(
+            "prompts must be a string, a conversation (a list of messages), or a list of strings, conversations or "
+            f"token-id lists, got {prompts!r}"
+        )
+    return list(prompts)
+
+
+def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
+    """Raises ValueError for a prompt that the model can't read."""
+    if not ids:
+        raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
+    outside = [token for token in ids if not 0 <= token < lm.config.vocab_size]
+    if outside:
+        text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
+        raise ValueError(
+            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.config.vocab_size}"
+        )
+    if len(ids) > lm.config.max_position_embeddings:
+        raise ValueError(
+            f"prompt {row} has {len(ids)} tokens, more than the model's context of "
+            f"{lm.config.max_position_embeddings}; shorten it"
+        )
 
 
 def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> tuple[Request, int]:
@@ -226,8 +272,16 @@ def _seeds(seed: Any, batch: int) -> np.ndarray:
     return (seeds % (1 << 32)).astype(np.uint32)
 
 
-def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
-    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
+def stop_strings(options: Options) -> tuple[str, ...]:
+    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+
+
+def stop_token_ids(lm: LM, options: Options) -> list[int]:
+    """The tokens that end a row: ``eos_token_id``, else the model's own; and stop strings that are special tokens.
+
+    Raises:
+      ValueError: ``eos_token_id`` is no id of the model.
+    """
     given: Any = options.eos_token_id
     if options.ignore_eos:
         ids = []
@@ -241,6 +295,15 @@ def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
                     f"eos_token_id must be an id below the vocabulary size {lm.config.vocab_size}, or a list of such, "
                     f"got {given!r}"
                 )
+    for text in stop_strings(options):  # a special token prints nothing, so its text is never found
+        token = lm.tokenizer.special_id(text)  # type: ignore[union-attr]
+        ids += [] if token is None else [token]
+    return list(dict.fromkeys(ids))
+
+
+def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
+    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
+    ids = stop_token_ids(lm, options)
     padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)
     padded[: len(ids)] = ids
     return np.tile(padded, (batch, 1))

@@ -6,6 +6,16 @@ from typing import Any
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
+def check_unicode(what: str, text: str) -> None:
+    """Raises ValueError for half of a surrogate pair: no tokenizer has ids for that."""
+    place = next((i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)
+    if place is not None:
+        raise ValueError(
+            f"{what} holds a lone surrogate {text[place]!a} at character {place} and is no valid Unicode; for the text "
+            "without such, use text.encode(errors='replace').decode()"
+        )
+
+
 class TextStream:
     """Decodes one row's tokens incrementally.
 

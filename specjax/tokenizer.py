@@ -4,15 +4,17 @@
 pre-tokenizer from the class name and so change the ids.
 """
 
+import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-Message = Mapping[str, Any]
+from specjax import chat, special_tokens
+from specjax.control import Control
+from specjax.text import check_unicode
 
 # GGUF names a pre-tokenizer instead of describing it.
 _GGUF_PRE = {"smollm": True, "gpt-2": False, "gpt2": False, "default": False}  # -> whether digits are split apart
@@ -27,6 +29,10 @@ class Tokenizer:
       bos_id, eos_id: None where the model has none.
       add_bos: whether text starts with the BOS token; None asks the backend's post-processor.
       chat_template: Jinja source, or None.
+      names: the texts of the special tokens, as ``{"pad_token": "<pad>", "additional_special_tokens": ["<x>"]}``; BOS
+        and EOS need not be among them. Chat templates get all.
+
+    Truncation and padding that the backend has stored are switched off: those are settings of someone's training.
     """
 
     def __init__(
@@ -36,13 +42,18 @@ class Tokenizer:
         eos_id: int | None = None,
         add_bos: bool | None = None,
         chat_template: str | None = None,
+        names: special_tokens.Names | None = None,
     ):
         self.backend = backend
+        backend.no_truncation()
+        backend.no_padding()
         self.bos_id, self.eos_id = bos_id, eos_id
         if add_bos is None:
             add_bos = backend.encode("a").ids[:1] == [bos_id]
         self.add_bos = bool(add_bos) and bos_id is not None
         self.chat_template = chat_template
+        own = {"bos_token": bos_id, "eos_token": eos_id}
+        self.names = {**(names or {}), **{k: self.token_str(i) for k, i in own.items() if i is not None}}
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -52,9 +63,18 @@ class Tokenizer:
         """Ids with a meaning. A model may have more rows than that: they are padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled."""
-        return self._one_bos(self.backend.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled.
+
+        Args:
+          text: any.
+          parse_special: whether a control string in the text, such as ``<|im_end|>``, is the token of that name, as
+            usual; otherwise it is text.
+
+        Raises:
+          ValueError: the text holds a lone surrogate.
+        """
+        return self._one_bos(self._ids([text] if parse_special else self.control.parts(self.control.mark(text))))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; spaces are left as they are, padding ids give nothing."""
@@ -65,30 +85,68 @@ class Tokenizer:
         text = self.backend.id_to_token(int(token))
         return f"<{int(token)}>" if text is None else text
 
-    def apply_chat_template(self, messages: str | Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation ({"role", "content"} each), or of one user message given as a string.
+    @functools.cached_property
+    def control(self) -> Control:
+        """The tokens that steer a model: the special ones, and added ones that the chat template writes."""
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return Control(t.content for t in tokens if t.special or t.content in (self.chat_template or ""))
 
-        BOS stands at the start exactly once, whether or not the template writes it.
+    @property
+    def asks_for_date(self) -> bool:
+        """Whether the chat template reads the clock."""
+        return "strftime_now" in (self.chat_template or "")
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token whose text is just this; None if there is none."""
+        token = self.backend.token_to_id(text)
+        entry = None if token is None else self.backend.get_added_tokens_decoder().get(token)
+        return token if entry is not None and entry.special else None
+
+    def apply_chat_template(
+        self,
+        messages: str | Sequence[chat.Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        date: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation, those of transformers' ``apply_chat_template``: BOS only if the template has it.
+
+        Args:
+          messages: {"role", "content"} each, or one user message given as a string.
+          add_generation_prompt: whether the assistant's turn is opened.
+          tools: JSON schemas, or Python functions with type hints and docstrings.
+          date: ISO date that a template is told when it asks for the present; None: today.
+          chat_template_kwargs: further variables of the template; they go before the special tokens, which it gets by
+            name.
+          parse_special: whether control strings in messages, tools and variables are tokens; otherwise they are text.
 
         Raises:
-          ValueError: the model has no chat template, or the template refuses the messages.
+          ValueError: the model has no chat template, or the template refuses its input or can't use the date; a text
+            holds a lone surrogate.
         """
         if self.chat_template is None:
             raise ValueError("this model has no chat template: it is no chat model; pass the prompt as plain text")
-        render_jinja_template = _template_renderer()
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        values: dict[str, Any] = {
-            "bos_token": self._text_of(self.bos_id),
-            "eos_token": self._text_of(self.eos_id),
+        if date is not None and chat.moment(date) and not self.asks_for_date:
+            raise ValueError(
+                f"date is {date!r}, but this model's chat template never asks for the date; a variable of the template "
+                "goes into chat_template_kwargs"
+            )
+        own = chat_template_kwargs or {}
+        if not isinstance(own, Mapping):
+            raise ValueError(f"chat_template_kwargs must map a template's variables to values, got {own!r:.200}")
+        mark = (lambda value: value) if parse_special else self.control.mark
+        own = chat.plain(own, "chat_template_kwargs")
+        given = {
+            **self.names,
             "add_generation_prompt": add_generation_prompt,
+            "messages": mark(chat.plain_messages(messages)),
+            "tools": mark(chat.plain_tools(tools)),
+            **{name: value if name.endswith("_token") else mark(value) for name, value in own.items()},
         }
-        try:
-            rendered = render_jinja_template([[dict(m) for m in messages]], chat_template=self.chat_template, **values)
-        except Exception as e:  # whatever a template raises, it is about its input
-            raise ValueError(f"the chat template can't render these messages: {e}") from e
-        text = rendered[0][0] if isinstance(rendered, tuple) else rendered[0]  # older releases return a pair
-        return self._one_bos(self.backend.encode(text, add_special_tokens=False).ids)
+        text = chat.render(self.chat_template, given, date)
+        return self._ids([text] if parse_special else self.control.parts(text))
 
     def save(self, folder: str | Path) -> None:
         """Writes ``tokenizer.json`` and ``tokenizer_config.json``, readable by :meth:`load` and by transformers."""
@@ -97,8 +155,9 @@ class Tokenizer:
         self.backend.save(str(folder / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",  # the class that keeps tokenizer.json as it is
-            "bos_token": self._text_of(self.bos_id) or None,
-            "eos_token": self._text_of(self.eos_id) or None,
+            "bos_token": None,
+            "eos_token": None,
+            **self.names,
             "add_bos_token": self.add_bos,
             "clean_up_tokenization_spaces": False,
             "chat_template": self.chat_template,
@@ -111,7 +170,7 @@ class Tokenizer:
 
         Raises:
           FileNotFoundError: no ``tokenizer.json``.
-          ValueError: a file in it can't be read, or names a special token outside the vocabulary.
+          ValueError: a file in it can't be read, or names a special token that can't have its id.
         """
         folder = Path(folder)
         file = folder / "tokenizer.json"
@@ -124,19 +183,14 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as e:  # the library raises plain Exception
             raise ValueError(f"{file} can't be read: {e}") from None
-        config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-        ids = {}
-        for name in ("bos_token", "eos_token"):
-            text = config.get(name)
-            text = text.get("content") if isinstance(text, dict) else text
-            ids[name] = None if text is None else backend.token_to_id(text)
-            if text is not None and ids[name] is None:
-                raise ValueError(f"{folder}: {name} {text!r} is not in the vocabulary of tokenizer.json")
+        config = special_tokens.read_config(folder)
+        names = special_tokens.complete(backend, folder, config)
+        bos, eos = (backend.token_to_id(names[k]) if k in names else None for k in ("bos_token", "eos_token"))
         template = folder / "chat_template.jinja"
-        chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
-        if isinstance(chat, list):
-            chat = {entry["name"]: entry["template"] for entry in chat}.get("default")
-        return cls(backend, ids["bos_token"], ids["eos_token"], config.get("add_bos_token"), chat)
+        source = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
+        if isinstance(source, list):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        return cls(backend, bos, eos, config.get("add_bos_token"), source, names)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -166,55 +220,43 @@ class Tokenizer:
         add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
         return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
+    def _ids(self, parts: Sequence[str]) -> list[int]:
+        """Ids of a text in parts, without BOS; no token reaches from one part into the next."""
+        for part in parts:
+            check_unicode("the text", part)
+        ids = self.backend.encode(parts[0], add_special_tokens=False).ids
+        for part in parts[1:]:
+            # After a line break, since some tokenizers put a space before the first word of a text.
+            start, whole = (self.backend.encode(t, add_special_tokens=False).ids for t in ("\n", "\n" + part))
+            own = whole[: len(start)] == start
+            ids += whole[len(start) :] if own else self.backend.encode(part, add_special_tokens=False).ids
+        return ids
+
     def _one_bos(self, ids: list[int]) -> list[int]:
         if self.bos_id is None or not self.add_bos or ids[:1] == [self.bos_id]:
             return ids
         return [self.bos_id, *ids]
 
-    def _text_of(self, token: int | None) -> str:
-        return "" if token is None else self.token_str(token)
 
+def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -> None:
+    """Raises a ValueError unless every id that both have means the same string in both.
 
-def check_same_tokenizer(a: Tokenizer, b: Tokenizer) -> None:
-    """Raises a ValueError unless every id means the same string in both, BOS and EOS included."""
-    if a is b:
-        return
-    for i in range(max(len(a), len(b))):
-        first, second = a.backend.id_to_token(i), b.backend.id_to_token(i)
-        if first != second:
-            raise ValueError(
-                f"the tokenizers differ, first at id {i}: {first!r} and {second!r} (None: no such id; sizes {len(a)} "
-                f"and {len(b)}). A draft must share its target's tokenizer"
-            )
-    for name in ("bos_id", "eos_id"):
-        x, y = getattr(a, name), getattr(b, name)
-        if x != y:
-            words = [None if i is None else a.token_str(i) for i in (x, y)]
-            raise ValueError(
-                f"the tokenizers differ in {name}: {x} {words[0]!r} and {y} {words[1]!r}. A draft must share "
-                "its target's tokenizer, special tokens included"
-            )
+    An id that only one of them has is never drafted, or never accepted; and which tokens begin and end a text is the
+    target's business alone. So neither counts.
 
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
-
-
-def _template_renderer():
-    """transformers' renderer, imported late because it is slow to, and without its remark that torch is missing."""
-    quiet = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(quiet)
-    os.environ[quiet] = "1"
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    finally:
-        if before is None:
-            del os.environ[quiet]
-        else:
-            os.environ[quiet] = before
-    return render_jinja_template
+    Args:
+      a: the target's.
+      b: the draft's.
+      vocab: only ids below it are compared: those that both models can produce.
+    """
+    size = min(len(a), len(b), len(a) if vocab is None else vocab)
+    pairs = ((i, a.backend.id_to_token(i), b.backend.id_to_token(i)) for i in range(size if a is not b else 0))
+    wrong = [(i, x, y) for i, x, y in pairs if x != y and None not in (x, y)]
+    if wrong:
+        several = "; ".join(f"{'first at ' * (n == 0)}id {i}: {x!r} and {y!r}" for n, (i, x, y) in enumerate(wrong[:5]))
+        raise ValueError(
+            f"the tokenizers differ in {len(wrong)} of the {size} ids that target and draft both have, {several}"
+            f"{'; ...' * (len(wrong) > 5)}. A draft must share its target's tokens. any_tokenizer=True of the drafter "
+            "(--any-draft-tokenizer) lets it draft all the same: the text stays the target's, but drafts that mean "
+            "something else are rejected"
+        )

@@ -26,7 +26,7 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
                 "drafted": [
                     {
                         "token": int(info.draft[row, i]),
-                        "text": _text(tokenizer, info.draft[row, i]),
+                        "text": text_of(tokenizer, info.draft[row, i]),
                         "q": float(info.q[row, i]),
                         "p": float(info.p[row, i]),
                         "accepted": i < accepted,
@@ -34,7 +34,7 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
                     for i in range(drafted)
                 ],
                 "token": own,
-                "text": None if own is None else _text(tokenizer, own),
+                "text": None if own is None else text_of(tokenizer, own),
                 "kind": None if own is None else kind,
                 **({"entropy": float(judged.mean())} if judged.any() else {}),
             }
@@ -53,7 +53,7 @@ def cut(rounds: Sequence[dict], end: int) -> list[dict]:
     return kept
 
 
-def _text(tokenizer: Any | None, token: Any) -> str:
+def text_of(tokenizer: Any | None, token: Any) -> str:
     return str(int(token)) if tokenizer is None else tokenizer.decode([int(token)], skip_special_tokens=False)
 
 

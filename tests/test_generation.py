@@ -20,6 +20,9 @@ class Pieces:
         text = b"".join(self.pieces[t] for t in tokens).decode("utf-8", errors="replace")
         return text.removeprefix(" ")
 
+    def special_id(self, text):
+        return None
+
 
 ALPHABET = Pieces([b" a", b"b", b" ", b"\n", b"c d", *(bytes([b]) for b in "é€🙂".encode()), b"ab"])
 

@@ -18,6 +18,9 @@ class Letters:
     def encode(self, text):
         return [ord(c) - ord("a") for c in text]
 
+    def special_id(self, text):
+        return VOCAB - 1 if text == "</s>" else None
+
     def decode(self, tokens, skip_special_tokens=True):
         return "".join(
             "</s>" if t == VOCAB - 1 else chr(ord("a") + t) for t in tokens if t < VOCAB - 1 or not skip_special_tokens

@@ -54,6 +54,25 @@ def test_text_and_record(capsys, folder):
     assert "target weights" in lines[-1] and "draft state 0.0 MB" in lines[-1]
 
 
+def test_a_prompt_that_is_no_unicode_is_refused(capsys, folder):
+    code, _, err = run(capsys, "--model", folder, "--prompt", "a\udc80")
+    assert code == 2 and "prompt 0" in err and "lone surrogate" in err
+
+
+def test_the_date_of_a_template_is_shown_recorded_and_can_be_given(capsys, tmp_path):
+    dated = byte_level(template="{{ strftime_now('%d') }}{{ x }}")
+    write_hf(tmp_path / "m", {**HF, "vocab_size": 300}, tokenizer=dated)
+    given = ("--model", str(tmp_path / "m"), "--prompt", "a", "--chat", "--chat-template-kwargs", '{"x": "y"}')
+    code, out, _ = run(capsys, *given)
+    assert code == 0 and "the chat template was told that today is 20" in out
+    code, out, _ = run(capsys, *given, "--date", "2024-07-26", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["date"] == "2024-07-26" and len(found["completions"][0]["prompt_token_ids"]) == 3
+    with pytest.raises(SystemExit):
+        run(capsys, *given[:-1], "{")
+    assert "must be JSON" in capsys.readouterr().err
+
+
 def test_streamed_text_is_the_text(capsys, folder):
     streamed = run(capsys, "--model", folder, "--prompt", "abcabc")[1]
     whole = run(capsys, "--model", folder, "--prompt", "abcabc", "--no-stream")[1]
@@ -66,7 +85,9 @@ def test_json_of_a_batch(capsys, folder):
     data = json.loads(out)
     record.check(data)
     assert code == 0 and len(data["completions"]) == 2
-    assert data["settings"]["drafter"] == {"name": "model", "draft_model": folder, "quantize_draft": None}
+    assert data["settings"]["drafter"] == {
+        "name": "model", "draft_model": folder, "quantize_draft": None, "any_draft_tokenizer": False,
+    }  # fmt: skip
     assert not data["timing"]["streamed"]
     for completion in data["completions"]:
         assert completion["rounds"] is None and completion["origins"] == ["accepted"] * 5 + ["bonus"] + (

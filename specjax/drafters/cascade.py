@@ -45,12 +45,14 @@ class Cascade(Chain):
       lm: the draft model, with the target's vocabulary.
       num_speculative_tokens: that ``inner`` proposes to ``lm`` at a time.
       prefill_chunk: tokens fed at a time when ``lm``'s cache is behind; None: 512, on a CPU 64.
+      any_tokenizer: as of ``DraftModel``.
     """
 
     inner: Drafter
     lm: LM
     num_speculative_tokens: int = 3
     prefill_chunk: int | None = None
+    any_tokenizer: bool = False
 
     def __post_init__(self):
         size = self.num_speculative_tokens
@@ -59,7 +61,7 @@ class Cascade(Chain):
         check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
-        check_draft_model(target, self.lm)
+        check_draft_model(target, self.lm, self.any_tokenizer)
         if self.lm.config.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"a cascade's models need one vocabulary size, got {target.config.vocab_size} for the target and "
@@ -132,5 +134,5 @@ class Cascade(Chain):
 
 
 jax.tree_util.register_dataclass(
-    Cascade, data_fields=["inner", "lm"], meta_fields=["num_speculative_tokens", "prefill_chunk"]
+    Cascade, data_fields=["inner", "lm"], meta_fields=["num_speculative_tokens", "prefill_chunk", "any_tokenizer"]
 )

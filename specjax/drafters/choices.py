@@ -28,6 +28,9 @@ class Choice:
 FLAGS: dict[str, dict[str, Any]] = {
     "draft_model": dict(metavar="MODEL", help="a smaller model with the same tokenizer, named as --model is"),
     "quantize_draft": dict(choices=KINDS, default=None, help="the draft model's weights in eight bits"),
+    "any_draft_tokenizer": dict(
+        action="store_true", default=False, help="draft although the tokenizers differ; the text stays the target's"
+    ),
     "trained": dict(
         metavar="NAME",
         help=f"a drafter that comes with specjax ({', '.join(files.shipped())}) or a file of scripts/train_drafter.py",
@@ -61,6 +64,10 @@ def _load(target: LM, args: argparse.Namespace) -> LM:
     return parallel.replicate(lm, target.mesh)
 
 
+def _draft_model(target: LM, args: argparse.Namespace) -> Drafter:
+    return d.DraftModel(_load(target, args), any_tokenizer=args.any_draft_tokenizer)
+
+
 def _lookup(args: argparse.Namespace) -> Drafter:
     return d.PromptLookup(args.prompt_lookup_max, args.prompt_lookup_min)
 
@@ -92,14 +99,17 @@ def _trained(target: LM, args: argparse.Namespace) -> Drafter:
     return dataclasses.replace(drafter, tree=d.DynamicTree(args.tree_breadth, args.tree_nodes))  # type: ignore[type-var]
 
 
-MODEL = ("draft_model", "quantize_draft")
+MODEL = ("draft_model", "quantize_draft", "any_draft_tokenizer")
 TREE = ("tree_nodes", "tree_breadth")
 LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 CHOICES = {
     "none": Choice(lambda target, args: d.NoDraft()),
-    "model": Choice(lambda target, args: d.DraftModel(_load(target, args)), MODEL),
+    "model": Choice(_draft_model, MODEL),
     "tree-model": Choice(
-        lambda target, args: d.TreeModel(_load(target, args), tuple(args.tree_widths)), (*MODEL, "tree_widths")
+        lambda target, args: d.TreeModel(
+            _load(target, args), tuple(args.tree_widths), any_tokenizer=args.any_draft_tokenizer
+        ),
+        (*MODEL, "tree_widths"),
     ),
     "ngram": Choice(lambda target, args: _lookup(args), LOOKUP),
     "trained": Choice(_trained, ("trained", *TREE), size=3),
@@ -107,10 +117,12 @@ CHOICES = {
         lambda target, args: d.FirstOf(_lookup(args), _trained(target, args)), (*LOOKUP, "trained", *TREE), size=3
     ),
     "ngram-model": Choice(
-        lambda target, args: d.FirstOf(_lookup(args), d.DraftModel(_load(target, args))), (*LOOKUP, *MODEL)
+        lambda target, args: d.FirstOf(_lookup(args), _draft_model(target, args)), (*LOOKUP, *MODEL)
     ),
     "cascade": Choice(
-        lambda target, args: d.Cascade(_lookup(args), _load(target, args), args.inner_tokens),
+        lambda target, args: d.Cascade(
+            _lookup(args), _load(target, args), args.inner_tokens, any_tokenizer=args.any_draft_tokenizer
+        ),
         (*LOOKUP, *MODEL, "inner_tokens"),
     ),
     "layer-skip": Choice(

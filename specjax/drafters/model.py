@@ -32,18 +32,21 @@ class DraftModel(Chain):
       temperature: replaces the request's while drafting. 0 drafts greedily, and then q is one-hot, as it must be.
       prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause; None:
         512, on a CPU 64.
+      any_tokenizer: drafts although its tokenizer gives ids another meaning than the target's does. The text stays the
+        target's.
     """
 
     lm: LM
     temperature: float | None = None
     prefill_chunk: int | None = None
+    any_tokenizer: bool = False
 
     def __post_init__(self):
         check_temperature(self.temperature)
         check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
-        check_draft_model(target, self.lm)
+        check_draft_model(target, self.lm, self.any_tokenizer)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target, num_speculative_tokens
@@ -87,18 +90,22 @@ class DraftModel(Chain):
         return state._replace(drafter=DraftState(cache))
 
 
-def check_draft_model(target: LM, draft: LM) -> None:
-    """Raises ValueError if the two speak different tokens or live on different devices."""
+def check_draft_model(target: LM, draft: LM, any_tokenizer: bool = False) -> None:
+    """Raises ValueError if the two live on different devices, or speak different tokens and may not."""
     if draft.mesh != target.mesh:
         raise ValueError(
             f"the draft model is on {_devices(draft)} and the target on {_devices(target)}; put the draft beside "
             "it with specjax.parallel.replicate(draft, mesh)"
         )
-    if draft.tokenizer is not None and target.tokenizer is not None:
-        check_same_tokenizer(target.tokenizer, draft.tokenizer)
+    if draft.tokenizer is not None and target.tokenizer is not None and not any_tokenizer:
+        check_same_tokenizer(
+            target.tokenizer, draft.tokenizer, min(target.config.vocab_size, draft.config.vocab_size)
+        )
 
 
-jax.tree_util.register_dataclass(DraftModel, data_fields=["lm"], meta_fields=["temperature", "prefill_chunk"])
+jax.tree_util.register_dataclass(
+    DraftModel, data_fields=["lm"], meta_fields=["temperature", "prefill_chunk", "any_tokenizer"]
+)
 
 
 def _devices(lm: LM) -> str:

@@ -30,6 +30,7 @@ class TreeModel(ChainOrTree):
       temperature: replaces the request's while drafting. 0 takes the best tokens, as point masses.
       prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause; None:
         512, on a CPU 64.
+      any_tokenizer: as of ``DraftModel``.
 
     Raises:
       ValueError: for widths that make no tree, a temperature that is no finite number of at least 0, or a prefill_chunk
@@ -40,13 +41,14 @@ class TreeModel(ChainOrTree):
     tree: Tree | Topology | Sequence[int]
     temperature: float | None = None
     prefill_chunk: int | None = None
+    any_tokenizer: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
     def check(self, target: LM) -> None:
-        check_draft_model(target, self.lm)
+        check_draft_model(target, self.lm, self.any_tokenizer)
         super().check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
@@ -88,4 +90,6 @@ class TreeModel(ChainOrTree):
         return state._replace(drafter=DraftState(cache))
 
 
-jax.tree_util.register_dataclass(TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk"])
+jax.tree_util.register_dataclass(
+    TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk", "any_tokenizer"]
+)

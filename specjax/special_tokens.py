@@ -1,0 +1,118 @@
+"""The special tokens of a Hugging Face folder: several files may name them, and ``tokenizer.json`` may lack them.
+
+Fine-tunes leave tokens in ``added_tokens_decoder`` of tokenizer_config.json, in added_tokens.json, or in
+special_tokens_map.json. The rules are those of transformers' ``from_pretrained``, so that ids are those of training.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+Names = dict[str, Any]  # "pad_token" -> its text, "additional_special_tokens" -> their texts
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with special_tokens_map.json, which counts less where tokens have an id in the former."""
+    config, names = (read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    return {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
+
+
+def complete(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> Names:
+    """Adds to the backend the tokens that the folder's other files define. -> the special tokens by name.
+
+    Raises:
+      ValueError: a file can't be understood, or a token can't have the id that the file states; each is named.
+    """
+    named, flags = _named(folder, config)
+    special = [text for value in named.values() for text in ([value] if isinstance(value, str) else value)]
+    problems = []
+    for number, token in _stated(folder, config, special):
+        token.special = token.special or token.content in special
+        if problem := _misplaced(backend, number, token):
+            problems.append(problem)
+        else:
+            backend.add_tokens([token])
+    for name in ("bos_token", "eos_token"):
+        if named.get(name) and backend.token_to_id(named[name]) is None:
+            problems.append(f"{name} {named[name]!r} is not in the vocabulary of tokenizer.json, and no file has an id")
+    if problems:
+        raise ValueError(f"the tokenizer of {folder} can't be used:\n  " + "\n  ".join(problems))
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [s for s in dict.fromkeys(special) if s not in known]
+    backend.add_tokens([AddedToken(s, **flags.get(s, {}), special=True) for s in missing])
+    return named
+
+
+def _misplaced(backend: tokenizers.Tokenizer, number: int, token: AddedToken) -> str | None:
+    """Why the token can't stand at the id; None if it can."""
+    found, taken = backend.token_to_id(token.content), backend.id_to_token(number)
+    why = None
+    if found is not None and found != number:
+        why = f": tokenizer.json gives it id {found}"
+    elif taken not in (None, token.content):
+        why = f", which is {taken!r} in tokenizer.json"
+    elif found is None and number != (free := max(backend.get_vocab().values()) + 1):
+        why = f": the next free id is {free}"
+    return why and f"the added token {token.content!r} can't have id {number}{why}"
+
+
+def _named(folder: Path, config: Mapping[str, Any]) -> tuple[Names, dict[str, dict]]:
+    """The special tokens by name, and the flags that some of them come with."""
+    flags: dict[str, dict] = {}
+
+    def text(name: str, value: Any) -> str:
+        if isinstance(value, Mapping):
+            flags[str(value.get("content"))] = {k: bool(value[k]) for k in _FLAGS[:-1] if k in value}
+            value = value.get("content")
+        if not isinstance(value, str):
+            raise ValueError(f"{folder}: {name} must be a string or an object with \"content\", got {value!r:.80}")
+        return value
+
+    extra = config.get("extra_special_tokens")
+    own = extra if isinstance(extra, Mapping) else {}  # of one model, such as {"image_token": "<image>"}
+    singles = {**{name: config[name] for name in NAMES if config.get(name)}, **own}
+    named: Names = {name: text(name, value) for name, value in singles.items()}
+    for name in LISTS:
+        if isinstance(values := config.get(name), list) and values:
+            named[name] = [text(name, value) for value in values]
+    return named, flags
+
+
+def _stated(folder: Path, config: Mapping[str, Any], special: list[str]) -> Iterator[tuple[int, AddedToken]]:
+    """The tokens whose ids the folder states outside of tokenizer.json, by id."""
+    found: dict[int, AddedToken] = {}
+    for content, number in read_json(folder / "added_tokens.json").items():
+        if not isinstance(number, int):
+            raise ValueError(f"{folder}/added_tokens.json must map tokens to ids, got {content!r}: {number!r:.80}")
+        found[number] = AddedToken(content, normalized=content not in special, special=content in special)
+    decoder = config.get("added_tokens_decoder") or {}
+    try:
+        for number, entry in decoder.items():
+            found[int(number)] = AddedToken(entry["content"], **{k: bool(entry[k]) for k in _FLAGS if k in entry})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{folder}/tokenizer_config.json: added_tokens_decoder must map ids to objects with \"content\" and flags, "
+            f"got {decoder!r:.200}"
+        ) from None
+    yield from sorted(found.items())
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file, or an empty one where there is no file. Raises ValueError for anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except ValueError as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object")
+    return data

@@ -1,0 +1,67 @@
+"""Where a text ends: at all that config, generation config and tokenizer name, and at stop strings that are tokens."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from test_chat import chatml
+from test_convert_checkpoint import HF, write_hf
+from test_scripts import run
+from test_tokenizer import byte_level
+
+from convert import checkpoint
+from specjax import generate, load, testing
+from specjax.generation import prepare
+from specjax.requests import Options
+
+
+def folder(path, eos, generation=None):
+    """A ChatML fine-tune: its tokenizer ends turns with <|im_end|>, id 260; its config is as before."""
+    write_hf(path, {**HF, "vocab_size": 300, "eos_token_id": eos}, generation=generation)
+    chatml(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "eos, generation, expected",
+    [
+        (None, None, (260,)),
+        (1, None, (1, 260)),
+        (1, {"eos_token_id": [7, 9]}, (7, 9, 1, 260)),
+        ([1, 260], {"eos_token_id": 1}, (1, 260)),
+        (1, {"eos_token_id": None}, (1, 260)),
+    ],
+)
+def test_the_stop_tokens_are_all_that_the_files_name(tmp_path, eos, generation, expected):
+    lm = load(folder(tmp_path / "a", eos, generation))
+    assert lm.config.eos_token_ids == expected
+    checkpoint.save(tmp_path / "b", dataclasses.replace(lm.config, eos_token_ids=(1,)), lm.params, lm.tokenizer)
+    assert load(tmp_path / "b").config.eos_token_ids == (1, 260)
+    assert prepare(lm, "a", Options(eos_token_id=5)).stop_token_ids == [5]
+    assert prepare(lm, "a", Options(ignore_eos=True)).stop_token_ids == []
+
+
+def reciting(tokenizer):
+    """A model that follows each id with the next."""
+    lm = testing.table_lm(np.roll(np.eye(len(tokenizer)), 1, axis=1))
+    return dataclasses.replace(lm, tokenizer=tokenizer)
+
+
+def test_a_stop_string_that_is_a_special_token_matches_the_token(tmp_path):
+    lm = reciting(chatml(tmp_path))
+    out = generate(lm, [[250]], stop=["<|im_end|>", "never"], max_new_tokens=20, drafter="ngram")
+    assert out.tokens == [list(range(251, 261))] and out.finish_reasons == ["stop"] and out.stop_token_ids == [260]
+    out = generate(lm, [[250]], stop="<|im_start|>", eos_token_id=255, ignore_eos=True, max_new_tokens=20)
+    assert out.tokens[0][-1] == 259 and out.stop_token_ids == [259]
+    assert prepare(lm, [[3]], Options(stop="<tool>")).stop_token_ids == []  # prints its text: found as such
+
+
+def test_stop_tokens_are_shown_and_recorded(capsys, tmp_path):
+    model = str(folder(tmp_path / "m", 1))
+    code, out, _ = run(capsys, "--model", model, "--prompt", "a")
+    assert code == 0 and "stops at '</s>' (1), '<|im_end|>' (260)" in out
+    code, out, _ = run(capsys, "--model", model, "--prompt", "a", "--eos-token-id", "7", "8", "--json")
+    found = json.loads(out)
+    texts = [byte_level().decode([i]) for i in (7, 8)]
+    assert code == 0 and found["stop_tokens"] == [{"token": i, "text": t} for i, t in zip((7, 8), texts, strict=True)]
