@@ -15,6 +15,7 @@ import numpy as np
 from convert import safetensors
 from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
 from convert.source import read_json
+from specjax import config_values as values
 from specjax.config import from_hf
 from specjax.drafters.eagle import Eagle
 from specjax.models import modules
@@ -23,6 +24,13 @@ from specjax.models.eagle1 import Eagle1Config
 from specjax.models.lm import LM
 
 LAYER = "midlayer"
+# Keys of a head's config.json that a model's has not.
+_OWN = {
+    "draft_vocab_size": values.COUNT,
+    "eagle_config": values.OBJECT,
+    "target_hidden_size": values.COUNT,
+    "bias": values.FLAG,
+}
 
 
 def table(config: EagleConfig | Eagle1Config) -> dict[str, Part]:
@@ -100,9 +108,20 @@ def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
         raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
     hf = read_json(path)
     third = "draft_vocab_size" in hf
-    own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size", "bias")}
+    own = {key: hf.pop(key, None) for key in _OWN}
+    for key in ("bos_token_id", "eos_token_id"):
+        hf.pop(key, None)  # the target's decide
+    depth = target.config.num_hidden_layers
+    if problems := values.problems(own, _OWN):
+        raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
+    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
+    if taps is not None and not _are_layers(taps, depth):
+        raise ValueError(
+            f"{path}: eagle_aux_hidden_state_layer_ids must be a list of different layers from 0 to {depth}, "
+            f"got {taps!r}"
+        )
     layer = from_hf(hf)
-    depth, hidden = target.config.num_hidden_layers, own["target_hidden_size"] or layer.hidden_size
+    hidden = own["target_hidden_size"] or layer.hidden_size
     if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
         raise ValueError(
             f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
@@ -115,6 +134,10 @@ def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
                 f"{target.config.vocab_size}"
             )
         return Eagle1Config(layer, own["bias"] is not False)
-    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)
     layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
-    return EagleConfig(layer, tuple(taps))
+    return EagleConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
+
+
+def _are_layers(taps: Any, depth: int) -> bool:
+    ints = isinstance(taps, list) and all(map(values.is_integer, taps))
+    return ints and 0 < len(taps) == len(set(taps)) and all(0 <= tap <= depth for tap in taps)
