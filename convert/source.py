@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from convert import gguf_llama, llama, safetensors
-from convert.gguf import GGUF
+from convert import llama, safetensors
 from specjax.config import LlamaConfig, from_hf
 from specjax.tokenizer import Tokenizer
 
@@ -59,11 +58,19 @@ def open_source(path: str | Path) -> Source:
 
 
 def _open_gguf(path: Path) -> Source:
-    file = GGUF(path)
+    from convert import gguf, gguf_llama, gguf_tokenizer  # the gguf package takes 0.3 s to import
+
+    file = gguf.GGUF(path)
     config = gguf_llama.read_config(file)
-    llama.check(config, ((gguf_llama.hf_name(name), shape) for name, shape in file.shapes()))
-    tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return Source(config, tokenizer, np.dtype(np.float32), gguf_llama.tensors(file, config), len(file.infos))
+    llama.check(config, gguf_llama.shapes(file))
+    tokenizer = gguf_tokenizer.read(file)
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{path}: tokenizer.ggml.tokens has {tokenizer.vocab_size} ids, but the embedding has {config.vocab_size} "
+            "rows; they belong to different models"
+        )
+    total = len(file.tensors) - (gguf_llama.FREQUENCIES in file.tensors)
+    return Source(config, tokenizer, np.dtype(np.float32), gguf_llama.tensors(file, config), total)
 
 
 def _open_folder(folder: Path) -> Source:

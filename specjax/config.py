@@ -12,7 +12,8 @@ from specjax import config_values as values
 class RopeScaling:
     """How rotary frequencies are stretched past the trained context. See :mod:`specjax.models.rope`.
 
-    ``kind`` is one of ``linear``, ``llama3``, ``yarn``; fields that a kind does not use keep their defaults.
+    ``kind`` is one of ``linear``, ``llama3``, ``yarn`` and ``factors``; fields that a kind does not use keep their
+    defaults.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class RopeScaling:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+    factors: tuple[float, ...] = ()  # factors: what divides the frequency of each rotated pair, as GGUF files store it
 
     def __post_init__(self):
         if self.kind not in values.ROPE_FIELDS:
@@ -70,6 +72,12 @@ class LlamaConfig:
             problems.append(f"eos_token_ids must be integers, got {self.eos_token_ids!r}")
         if problems:
             raise ValueError(f"config: {'; '.join(problems)}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "factors":
+            if len(self.rope_scaling.factors) != self.head_dim // 2:
+                raise ValueError(
+                    f"config: rope scaling has {len(self.rope_scaling.factors)} factors, expected head_dim / 2 = "
+                    f"{self.head_dim // 2}"
+                )
         if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
             raise ValueError(f"config: rope_theta must be greater than 1 under yarn scaling, got {self.rope_theta}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -94,7 +102,8 @@ class LlamaConfig:
         """Inverse of :meth:`to_dict`."""
         fields = dict(data)
         if fields.get("rope_scaling") is not None:
-            fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+            scaling = dict(fields["rope_scaling"])
+            fields["rope_scaling"] = RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))})
         fields["eos_token_ids"] = tuple(fields.get("eos_token_ids", ()))
         return cls(**fields)
 
@@ -216,9 +225,17 @@ def _read_checked(
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse."""
+    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse, but for ``factors`` scaling.
+
+    transformers knows that kind as ``longrope`` with the same factors for short and long texts.
+    """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if (scaling := config.rope_scaling) is not None:
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "factors":
+        both = {"short_factor": list(scaling.factors), "long_factor": list(scaling.factors)}
+        rope |= {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
+        rope["original_max_position_embeddings"] = config.max_position_embeddings
+    elif scaling is not None:
         rope["rope_type"] = scaling.kind
         fields = {name: getattr(scaling, name) for name in sorted(values.ROPE_FIELDS[scaling.kind])}
         rope |= {name: value for name, value in fields.items() if value is not None}
@@ -257,8 +274,8 @@ def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeSca
         if rope:
             raise ValueError(f"rope scaling gives {sorted(rope)} but no rope_type that reads them")
         return theta, None
-    if kind not in values.ROPE_FIELDS:
-        reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(values.ROPE_FIELDS)}")
+    if kind not in _ROPE_NEEDED:
+        reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(_ROPE_NEEDED)}")
         raise ValueError(f"rope scaling {kind!r} is not implemented: {reason}")
     fields = values.ROPE_FIELDS[kind]
     if unknown := sorted(set(rope) - fields):

@@ -86,6 +86,7 @@ ROPE = {
     "mscale": NOT_NEGATIVE,
     "mscale_all_dim": NOT_NEGATIVE,
     "truncate": FLAG,
+    "factors": Rule("positive numbers", lambda v: isinstance(v, tuple) and all(map(POSITIVE.holds, v))),
 }
 # The fields that each kind of rope scaling reads.
 ROPE_FIELDS = {
@@ -93,4 +94,5 @@ ROPE_FIELDS = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale",
              "mscale_all_dim", "truncate"},
+    "factors": {"factors"},
 }  # fmt: skip

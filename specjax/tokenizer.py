@@ -14,10 +14,6 @@ import tokenizers
 
 Message = Mapping[str, Any]
 
-# GGUF names a pre-tokenizer instead of describing it.
-_GGUF_PRE = {"smollm": True, "gpt-2": False, "gpt2": False, "default": False}  # -> whether digits are split apart
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the merges
-
 
 class Tokenizer:
     """Encodes and decodes for one model.
@@ -137,34 +133,6 @@ class Tokenizer:
         if isinstance(chat, list):
             chat = {entry["name"]: entry["template"] for entry in chat}.get("default")
         return cls(backend, ids["bos_token"], ids["eos_token"], config.get("add_bos_token"), chat)
-
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """From the metadata of a GGUF file with a byte-level BPE vocabulary.
-
-        Raises:
-          ValueError: another kind of tokenizer, named.
-        """
-        kind, pre = (metadata.get(f"tokenizer.ggml.{k}") for k in ("model", "pre"))
-        pre = "default" if pre is None else pre
-        if kind != "gpt2" or pre not in _GGUF_PRE:
-            raise ValueError(
-                f"GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not implemented; 'gpt2' with "
-                f"{', '.join(_GGUF_PRE)} is. Use the model's Hugging Face folder instead"
-            )
-        tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-        merges = [tuple(m.split(" ", 1)) for m in metadata["tokenizer.ggml.merges"]]
-        backend: Any = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-        split: list[Any] = [tokenizers.pre_tokenizers.Digits(individual_digits=True)] if _GGUF_PRE[pre] else []
-        split.append(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
-        backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(split)
-        backend.decoder = tokenizers.decoders.ByteLevel()
-        for token_type, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-            added = [t for t, kind in zip(tokens, types, strict=True) if kind == token_type]
-            backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False) for t in added])
-        bos, eos = (metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos"))
-        add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
-        return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         if self.bos_id is None or not self.add_bos or ids[:1] == [self.bos_id]:
