@@ -1,5 +1,6 @@
 """GGUF files through the ``gguf`` package: metadata, the table of tensors, and one dequantised tensor at a time."""
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
-
-from convert.safetensors import forget
 
 _PLAIN = {Kind.F32: np.float32, Kind.F16: np.float16, Kind.BF16: ml_dtypes.bfloat16, Kind.F64: np.float64}
 _VALUES_AT_A_TIME = 2**22  # what dequantising needs beside its result is in proportion to this
@@ -70,7 +69,7 @@ class GGUF:
         """(name, array) of every tensor, in file order; see :meth:`tensor`."""
         for name, tensor in sorted(self.tensors.items(), key=lambda item: item[1].data_offset):
             yield name, self.tensor(name)
-            forget(self.map, tensor.data_offset, tensor.data_offset + tensor.n_bytes)
+            _forget(self.map, tensor.data_offset, tensor.data_offset + tensor.n_bytes)
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor, dequantised to float32; floating-point types keep their dtype and are read-only."""
@@ -110,3 +109,10 @@ class GGUF:
             if tensor.data_offset < at:
                 raise ValueError(f"{self.path}: tensor {tensor.name} overlaps {before}; download the file again")
             at, before = tensor.data_offset + tensor.n_bytes, tensor.name
+
+
+def _forget(mapped: mmap.mmap, start: int, stop: int) -> None:
+    """Drops pages of a file mapping from this process; they are read from the file again if needed."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        first = start - start % mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, first, stop - first)
