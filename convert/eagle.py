@@ -1,4 +1,4 @@
-"""EAGLE heads as they are published: a folder of ``config.json`` and safetensors, by a closed table of names.
+"""EAGLE heads as they are published: a folder of ``config.json`` and tensors, by a closed table of names.
 
 EAGLE-3's layer is named ``midlayer.*``, or ``layers.0.*`` by some trainers; ``d2t`` holds, for each token that the head
 drafts, how far the target's id lies above its own. A config without ``draft_vocab_size`` is that of an EAGLE or EAGLE-2
@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from convert import safetensors
+from convert.head_tensors import open_folder
 from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
 from convert.source import read_json
 from specjax import config_values as values
@@ -59,7 +59,7 @@ def load(folder: str | Path, target: LM) -> Eagle:
     """The drafter of a published head, in the target's dtype.
 
     Args:
-      folder: ``config.json`` and safetensors.
+      folder: ``config.json``, and safetensors or a file of ``torch.save``.
       target: the model it was trained for. Where the config doesn't say which of its layers are read, they are those of
         the paper's code: after 2, L/2 and L - 3 layers.
 
@@ -76,7 +76,7 @@ def load(folder: str | Path, target: LM) -> Eagle:
     filler = Filler(sheet, shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
     tokens: Any = np.arange(size)
     known, embed = None, None
-    for name, array in safetensors.open_checkpoint(folder):
+    for name, array in open_folder(folder):
         key = name.removeprefix("model.").replace("layers.0.", f"{LAYER}.", 1)
         if key == "d2t":
             tokens = tokens + np.asarray(array) if array.shape == (size,) else array

@@ -1,4 +1,4 @@
-"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head.safetensors``, by a closed table of names.
+"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head``, by a closed table of names.
 
 Head i is ``i.0`` to ``i.L-1``, its residual blocks, and ``i.L``, an output head of its own.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from convert import safetensors
+from convert.head_tensors import open_folder
 from convert.llama import Filler, Part, Sheet, whole
 from convert.source import read_json
 from specjax import config_values as values
@@ -36,7 +36,8 @@ def load(folder: str | Path, target: LM) -> Medusa:
     """The drafter of published heads, in the target's dtype.
 
     Args:
-      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' safetensors.
+      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' tensors, as
+        ``medusa_lm_head.safetensors``, as other safetensors, or as a file of ``torch.save``.
       target: the model they were trained for.
 
     Raises:
@@ -47,8 +48,7 @@ def load(folder: str | Path, target: LM) -> Medusa:
     config = read_config(folder / "config.json", target)
     shapes = modules.structure(medusa.Medusa, config)[1]
     filler = Filler(Sheet(table(config), name_of=str), shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
-    file = folder / FILE
-    for name, array in safetensors.open_checkpoint(file if file.is_file() else folder):
+    for name, array in open_folder(folder, FILE):
         filler.take(name.removeprefix("medusa_head."), array)
     return Medusa(config, filler.finish(), None)
 
