@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from convert import llama, safetensors
 from specjax.config import LlamaConfig, from_hf
@@ -24,18 +25,19 @@ class Source(NamedTuple):
     tensors: Iterator[tuple[str, np.ndarray]]  # Hugging Face names; can be read once
     total: int  # how many
 
-    def fill(self, dtype=None, place: llama.Place | None = None, progress=None) -> dict:
-        """The parameter tree, ``dtype`` None meaning :attr:`dtype`. ``progress(done, total)`` is called per tensor."""
-        return llama.from_hf_tensors(self.config, self._counted(progress), dtype or self.dtype, place)
+    def fill(self, dtype=None, place: llama.Place | None = None, label: str | None = None) -> dict:
+        """The parameter tree, ``dtype`` None meaning :attr:`dtype`.
 
-    def _counted(self, progress) -> Iterator[tuple[str, np.ndarray]]:
-        done = 0
-        for item in self.tensors:
-            yield item
-            del item  # a tensor at a time
-            done += 1
-            if progress is not None:
-                progress(done, self.total)
+        With a ``label``, a line of progress is on stderr meanwhile, if stderr is a terminal.
+        """
+        return llama.from_hf_tensors(self.config, self._counted(label), dtype or self.dtype, place)
+
+    def _counted(self, label: str | None) -> Iterator[tuple[str, np.ndarray]]:
+        with tqdm(total=self.total, desc=label, unit=" tensors", disable=None if label else True) as line:
+            for item in self.tensors:
+                yield item
+                del item  # a tensor at a time
+                line.update()
 
 
 def open_source(path: str | Path) -> Source:
