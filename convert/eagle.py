@@ -1,4 +1,4 @@
-"""EAGLE heads as they are published: a folder of ``config.json`` and safetensors, by a closed table of names.
+"""EAGLE heads as they are published: a folder of ``config.json`` and tensors, by a closed table of names.
 
 EAGLE-3's layer is named ``midlayer.*``, or ``layers.0.*`` by some trainers; ``d2t`` holds, for each token that the head
 drafts, how far the target's id lies above its own. A config without ``draft_vocab_size`` is that of an EAGLE or EAGLE-2
@@ -12,9 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from convert import safetensors
+from convert.head_tensors import open_folder
 from convert.llama import Filler, Part, Sheet, norm, sublayers, whole
 from convert.source import read_json
+from specjax import config_values as values
 from specjax.config import from_hf
 from specjax.drafters.eagle import Eagle
 from specjax.models import modules
@@ -23,6 +24,13 @@ from specjax.models.eagle1 import Eagle1Config
 from specjax.models.lm import LM
 
 LAYER = "midlayer"
+# Keys of a head's config.json that a model's has not.
+_OWN = {
+    "draft_vocab_size": values.COUNT,
+    "eagle_config": values.OBJECT,
+    "target_hidden_size": values.COUNT,
+    "bias": values.FLAG,
+}
 
 
 def table(config: EagleConfig | Eagle1Config) -> dict[str, Part]:
@@ -51,7 +59,7 @@ def load(folder: str | Path, target: LM) -> Eagle:
     """The drafter of a published head, in the target's dtype.
 
     Args:
-      folder: ``config.json`` and safetensors.
+      folder: ``config.json``, and safetensors or a file of ``torch.save``.
       target: the model it was trained for. Where the config doesn't say which of its layers are read, they are those of
         the paper's code: after 2, L/2 and L - 3 layers.
 
@@ -68,7 +76,7 @@ def load(folder: str | Path, target: LM) -> Eagle:
     filler = Filler(sheet, shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
     tokens: Any = np.arange(size)
     known, embed = None, None
-    for name, array in safetensors.open_checkpoint(folder):
+    for name, array in open_folder(folder):
         key = name.removeprefix("model.").replace("layers.0.", f"{LAYER}.", 1)
         if key == "d2t":
             tokens = tokens + np.asarray(array) if array.shape == (size,) else array
@@ -100,9 +108,20 @@ def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
         raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
     hf = read_json(path)
     third = "draft_vocab_size" in hf
-    own = {key: hf.pop(key, None) for key in ("draft_vocab_size", "eagle_config", "target_hidden_size", "bias")}
+    own = {key: hf.pop(key, None) for key in _OWN}
+    for key in ("bos_token_id", "eos_token_id"):
+        hf.pop(key, None)  # the target's decide
+    depth = target.config.num_hidden_layers
+    if problems := values.problems(own, _OWN):
+        raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
+    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
+    if taps is not None and not _are_layers(taps, depth):
+        raise ValueError(
+            f"{path}: eagle_aux_hidden_state_layer_ids must be a list of different layers from 0 to {depth}, "
+            f"got {taps!r}"
+        )
     layer = from_hf(hf)
-    depth, hidden = target.config.num_hidden_layers, own["target_hidden_size"] or layer.hidden_size
+    hidden = own["target_hidden_size"] or layer.hidden_size
     if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
         raise ValueError(
             f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
@@ -115,6 +134,10 @@ def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
                 f"{target.config.vocab_size}"
             )
         return Eagle1Config(layer, own["bias"] is not False)
-    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)
     layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
-    return EagleConfig(layer, tuple(taps))
+    return EagleConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
+
+
+def _are_layers(taps: Any, depth: int) -> bool:
+    ints = isinstance(taps, list) and all(map(values.is_integer, taps))
+    return ints and 0 < len(taps) == len(set(taps)) and all(0 <= tap <= depth for tap in taps)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from convert.gguf import GGUF
+from specjax import config_values as values
 from specjax.config import LlamaConfig, RopeScaling
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -14,13 +15,28 @@ _LAYER = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-# What this reader uses or may ignore; any other llama.* key could change the model.
-_KNOWN = frozenset(
-    "context_length embedding_length block_count feed_forward_length vocab_size attention.head_count "
-    "attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length attention.value_length "
-    "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor "
-    "rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor tensor_data_layout".split()
-)
+FREQUENCIES = "rope_freqs.weight"  # what divides each rotary frequency: Llama 3.1's scaling
+_EMBEDDING = "token_embd.weight"
+# Keys that are read, less their prefix "llama."; any other one could change the model.
+_RULES = {
+    **dict.fromkeys(
+        "context_length embedding_length block_count feed_forward_length vocab_size attention.head_count "
+        "attention.head_count_kv attention.key_length attention.value_length rope.dimension_count "
+        "rope.scaling.original_context_length".split(),
+        values.COUNT,
+    ),
+    "attention.layer_norm_rms_epsilon": values.POSITIVE,
+    "rope.freq_base": values.POSITIVE,
+    "rope.scale_linear": values.NOT_NEGATIVE,
+    "rope.scaling.factor": values.NOT_NEGATIVE,
+    "rope.scaling.type": values.TEXT,
+    "rope.scaling.attn_factor": values.POSITIVE,
+    "expert_count": values.Rule("0", lambda v: v == 0),
+    "expert_used_count": values.Rule("0", lambda v: v == 0),
+}
+_IGNORED = frozenset(["rope.scaling.finetuned", "tensor_data_layout"])
+_NEEDED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
+           "attention.layer_norm_rms_epsilon")  # fmt: skip
 
 
 def read_config(file: GGUF) -> LlamaConfig:
@@ -31,42 +47,60 @@ def read_config(file: GGUF) -> LlamaConfig:
     """
     arch = file.metadata.get("general.architecture")
     if arch != "llama":
-        raise ValueError(f"{file.path}: architecture {arch!r} is not implemented; llama is")
+        raise ValueError(f"{file.path}: general.architecture = {arch!r} is not implemented; llama is")
     meta = {k.removeprefix("llama."): v for k, v in file.metadata.items() if k.startswith("llama.")}
-    needed = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
-              "attention.layer_norm_rms_epsilon")  # fmt: skip
-    problems = [f"llama.{k} is missing" for k in needed if k not in meta]
-    problems += [f"llama.{k} = {str(v)[:60]} is unknown to specjax" for k, v in meta.items() if k not in _KNOWN]
-    problems += [f"tensor {k} is missing" for k in ("token_embd.weight",) if k not in file.infos]
-    if "rope_freqs.weight" in file.infos:
-        problems.append("tensor rope_freqs.weight (Llama 3.1 rope scaling) is not implemented for GGUF; use the "
-                        "Hugging Face safetensors folder of the model")  # fmt: skip
-    if problems:
-        raise ValueError(f"{file.path} can't be used:\n  " + "\n  ".join(problems))
+    _check(file, meta)
     heads = meta["attention.head_count"]
     head_dim = meta.get("attention.key_length", meta["embedding_length"] // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if meta.get(key, head_dim) != head_dim:
             raise ValueError(f"{file.path}: llama.{key} = {meta[key]} differs from the head size {head_dim}")
-    ends = [file.metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot")]
-    return LlamaConfig(
-        vocab_size=file.infos["token_embd.weight"].shape[0],
-        hidden_size=meta["embedding_length"],
-        intermediate_size=meta["feed_forward_length"],
-        num_hidden_layers=meta["block_count"],
-        num_attention_heads=heads,
-        num_key_value_heads=meta.get("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position_embeddings=meta["context_length"],
-        rms_norm_eps=_short(meta["attention.layer_norm_rms_epsilon"]),
-        rope_theta=_short(meta.get("rope.freq_base", 10000.0)),
-        rope_scaling=_read_scaling(file, meta),
-        tie_word_embeddings="output.weight" not in file.infos,
-        attention_bias="blk.0.attn_q.bias" in file.infos,
-        mlp_bias="blk.0.ffn_gate.bias" in file.infos,
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-    )
+    ids = _special_ids(file)
+    try:
+        return LlamaConfig(
+            vocab_size=file.shape(_EMBEDDING)[0],
+            hidden_size=meta["embedding_length"],
+            intermediate_size=meta["feed_forward_length"],
+            num_hidden_layers=meta["block_count"],
+            num_attention_heads=heads,
+            num_key_value_heads=meta.get("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            max_position_embeddings=meta["context_length"],
+            rms_norm_eps=_short(meta["attention.layer_norm_rms_epsilon"]),
+            rope_theta=_short(meta.get("rope.freq_base", 10000.0)),
+            rope_scaling=_read_scaling(file, meta),
+            tie_word_embeddings="output.weight" not in file.tensors,
+            attention_bias="blk.0.attn_q.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
+            bos_token_id=ids.pop("bos", None),
+            eos_token_ids=tuple(dict.fromkeys(ids.values())),
+        )
+    except ValueError as problem:
+        raise ValueError(f"{file.path} can't be used: {problem}") from None
+
+
+def _check(file: GGUF, meta: dict) -> None:
+    problems = [f"llama.{k} is missing" for k in _NEEDED if k not in meta]
+    unknown = [k for k in meta if k not in _RULES and k not in _IGNORED]
+    problems += [f"llama.{k} = {str(meta[k])[:60]} is unknown to specjax" for k in unknown]
+    problems += [f"llama.{problem}" for problem in values.problems(meta, _RULES)]
+    if len(file.tensors[_EMBEDDING].shape if _EMBEDDING in file.tensors else ()) != 2:
+        problems.append(f"tensor {_EMBEDDING} of two dimensions is missing")
+    if problems:
+        raise ValueError(f"{file.path} can't be used:\n  " + "\n  ".join(problems))
+
+
+def _special_ids(file: GGUF) -> dict[str, int]:
+    """Ids of BOS and of the tokens that end a text: of the document, a turn, or a message."""
+    ids = {}
+    for name in ("bos", "eos", "eot", "eom"):
+        key, rule = f"tokenizer.ggml.{name}_token_id", values.token_id(file.shape(_EMBEDDING)[0])
+        value = file.metadata.get(key)
+        if value is not None:
+            if not rule.holds(value):
+                raise ValueError(f"{file.path}: {rule.problem(key, value)}")
+            ids[name] = value
+    return ids
 
 
 def hf_name(name: str) -> str:
@@ -84,6 +118,8 @@ def tensors(file: GGUF, config: LlamaConfig) -> Iterator[tuple[str, np.ndarray]]
     """(Hugging Face name, array) of each tensor, one at a time."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, array in file:
+        if name == FREQUENCIES:
+            continue  # read with the config
         count = heads.get(name.split(".")[-2] if "." in name else name)
         yield hf_name(name), array if count is None else unpermute(array, count)
         del array
@@ -96,18 +132,27 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def shapes(file: GGUF) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(Hugging Face name, shape) of each tensor of :func:`tensors`."""
+    return ((hf_name(name), shape) for name, shape in file.shapes() if name != FREQUENCIES)
+
+
 def _read_scaling(file: GGUF, meta: dict) -> RopeScaling | None:
     kind = meta.get("rope.scaling.type", "linear" if "rope.scale_linear" in meta else "none")
     factor = meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 1.0))
+    given = {f"llama.{k}": v for k, v in meta.items() if k.startswith("rope.scal")}
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return None
+        if FREQUENCIES not in file.tensors:
+            return None
+        return RopeScaling("factors", factors=tuple(map(_short, file.tensor(FREQUENCIES).reshape(-1))))
+    if FREQUENCIES in file.tensors:
+        raise ValueError(f"rope scaling {given} together with tensor {FREQUENCIES} is not implemented")
     if kind == "linear":
         return RopeScaling("linear", factor=factor)
     if kind == "yarn" and meta.get("rope.scaling.attn_factor", 1.0) == 1.0:
         original = meta.get("rope.scaling.original_context_length", meta["context_length"])
         return RopeScaling("yarn", factor=factor, original_max_position_embeddings=original)
-    given = {k: v for k, v in meta.items() if k.startswith("rope.scaling.")}
-    raise ValueError(f"{file.path}: rope scaling {given} is not implemented; linear and plain yarn are")
+    raise ValueError(f"rope scaling {given} is not implemented; linear and plain yarn are")
 
 
 def _short(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head.safetensors``, by a closed table of names.
+"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head``, by a closed table of names.
 
 Head i is ``i.0`` to ``i.L-1``, its residual blocks, and ``i.L``, an output head of its own.
 """
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from convert import safetensors
+from convert.head_tensors import open_folder
 from convert.llama import Filler, Part, Sheet, whole
 from convert.source import read_json
+from specjax import config_values as values
 from specjax.drafters.medusa import Medusa
 from specjax.models import medusa, modules
 from specjax.models.lm import LM
@@ -35,7 +36,8 @@ def load(folder: str | Path, target: LM) -> Medusa:
     """The drafter of published heads, in the target's dtype.
 
     Args:
-      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' safetensors.
+      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' tensors, as
+        ``medusa_lm_head.safetensors``, as other safetensors, or as a file of ``torch.save``.
       target: the model they were trained for.
 
     Raises:
@@ -43,11 +45,21 @@ def load(folder: str | Path, target: LM) -> Medusa:
       ValueError: one error that lists every tensor which is unknown, missing or misshapen.
     """
     folder = Path(folder)
-    hf, c = read_json(folder / "config.json"), target.config
-    config = MedusaConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], hf.get("medusa_num_layers", 1), True)
+    config = read_config(folder / "config.json", target)
     shapes = modules.structure(medusa.Medusa, config)[1]
     filler = Filler(Sheet(table(config), name_of=str), shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
-    file = folder / FILE
-    for name, array in safetensors.open_checkpoint(file if file.is_file() else folder):
+    for name, array in open_folder(folder, FILE):
         filler.take(name.removeprefix("medusa_head."), array)
     return Medusa(config, filler.finish(), None)
+
+
+def read_config(path: Path, target: LM) -> MedusaConfig:
+    """From ``config.json``; one block a head where the file doesn't say how many. Raises as :func:`load`."""
+    hf, c = read_json(path), target.config
+    problems = values.problems(hf, {key: values.COUNT for key in ("medusa_num_heads", "medusa_num_layers")})
+    if hf.get("medusa_num_heads") is None:
+        problems.append("medusa_num_heads is missing")
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
+    layers = hf.get("medusa_num_layers")
+    return MedusaConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], 1 if layers is None else layers, True)

@@ -12,7 +12,8 @@ def load(folder: str | Path, target: LM) -> Drafter:
     """The drafter of a published head, in the target's dtype.
 
     Args:
-      folder: ``config.json`` and safetensors of an EAGLE, EAGLE-2, EAGLE-3 or Medusa head.
+      folder: ``config.json`` and the tensors (``.safetensors``, ``.bin`` or ``.pt``) of an EAGLE, EAGLE-2, EAGLE-3 or
+        Medusa head.
       target: the model it was trained for.
 
     Raises:

@@ -1,39 +1,30 @@
-"""Reads safetensors checkpoints: one file, or shards with an index. Memory-mapped, and strict about sizes.
+"""Safetensors checkpoints through the library of that name: one file, or shards with an index, one tensor at a time.
 
-Format: u64 header length (little endian), that many bytes of JSON {name: {dtype, shape, data_offsets}}, then the data.
-A file cut short must never be read as zeros, so every length in the header is checked against the file itself.
+The library holds every length in a header against the file itself, so a file cut short is never read as zeros. This
+module adds what the library leaves to its callers: names of files in errors, and whether an index and its shards agree.
 """
 
 import json
-import math
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MAX_HEADER = 100_000_000  # the format's own limit: a damaged length must not become a giant allocation
-_DTYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
+_FLOATS = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
+_OTHERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 
 
 class Entry(NamedTuple):
     """One tensor of one file."""
 
     file: Path
-    dtype: np.dtype
+    dtype: str  # as the format names it
     shape: tuple[int, ...]
-    start: int  # bytes from the start of the file
-    stop: int
 
 
 class Checkpoint:
@@ -49,18 +40,16 @@ class Checkpoint:
     @property
     def dtype(self) -> np.dtype:
         """The widest floating-point dtype among the tensors: no value is rounded in it."""
-        floats = {e.dtype for e in self.entries.values() if jnp.issubdtype(e.dtype, jnp.floating)}
+        floats = {np.dtype(_FLOATS[e.dtype]) for e in self.entries.values() if e.dtype in _FLOATS}
         return np.dtype(jnp.result_type(*floats)) if floats else np.dtype(np.float32)
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, read-only array) in the order of the files. The pages of one are let go before the next is read."""
-        maps: dict[Path, mmap.mmap] = {}
-        for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].file, item[1].start)):
-            if entry.file not in maps:
-                with open(entry.file, "rb") as f:
-                    maps = {entry.file: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)}
-            yield name, np.ndarray(entry.shape, entry.dtype, buffer=maps[entry.file], offset=entry.start)
-            forget(maps[entry.file], entry.start, entry.stop)
+        """(name, array), file by file."""
+        for name, entry in self.entries.items():
+            with safe_open(entry.file, "np") as file:  # anew for each: pages that were read stay mapped until it closes
+                array = file.get_tensor(name)
+            yield name, array
+            del array  # before the next is read
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -85,76 +74,31 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Entries of one file, after checking that they tile its data exactly.
+    """Entries of one file.
 
     Raises:
-      ValueError: the file is cut, padded or malformed; the message has its name, expected and actual sizes.
+      ValueError: the file is cut, padded or malformed, or a tensor has a dtype that is not implemented; it names both.
     """
-    size = path.stat().st_size
-    if size < 8:
-        raise ValueError(f"{path}: {size} bytes, but a safetensors file has at least 8; download it again")
-    with open(path, "rb") as f:
-        length = int.from_bytes(f.read(8), "little")
-        if length > size - 8 or length > _MAX_HEADER:
-            raise ValueError(
-                f"{path}: its first 8 bytes announce a header of {length} bytes, so at least {8 + length} bytes "
-                f"(headers end at {_MAX_HEADER}), but the file has {size}; it is cut short or no safetensors file"
-            )
-        raw = f.read(length)
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except ValueError as e:  # bad UTF-8, bad JSON, or a name given twice
-        raise ValueError(f"{path}: the {length}-byte header (file: {size} bytes) is not valid JSON: {e}") from None
-    if not isinstance(header, dict):
-        raise ValueError(f"{path}: the header is a JSON {type(header).__name__}, expected an object")
-    header.pop("__metadata__", None)
-    entries = {name: _entry(path, name, info, 8 + length) for name, info in header.items()}
-    _check_tiling(path, entries, 8 + length, size)
-    return entries
-
-
-def forget(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Drops pages of a file mapping from this process; they are read from the file again if needed."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        first = start - start % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, first, stop - first)
-
-
-def _entry(path: Path, name: str, info: Any, data: int) -> Entry:
-    try:
-        dtype, shape, (start, stop) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
-        numbers = [*shape, start, stop]
-        if any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
+        with safe_open(path, "np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            entries = {name: Entry(path, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    except SafetensorError as problem:
         raise ValueError(
-            f"{path}: tensor {name} has the entry {str(info)[:200]}, "
-            "expected dtype, shape and data_offsets [start, stop]"
-        ) from None
-    if dtype not in _DTYPES:
-        raise ValueError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(_DTYPES)}")
-    need = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
-    if stop - start != need:
-        raise ValueError(f"{path}: tensor {name} ({dtype} {list(shape)}) needs {need} bytes, not {stop - start}")
-    return Entry(path, np.dtype(_DTYPES[dtype]), shape, data + start, data + stop)
-
-
-def _check_tiling(path: Path, entries: dict[str, Entry], data: int, size: int) -> None:
-    at = data
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start != at:
-            kind = "overlaps the tensor before it" if entry.start < at else "leaves a hole before it"
-            raise ValueError(f"{path}: tensor {name} starts at byte {entry.start}, expected {at}: it {kind}")
-        at = entry.stop
-    if at != size:
-        what = "it is cut short" if size < at else "it has trailing bytes"
-        raise ValueError(f"{path}: the header describes {at} bytes, but the file has {size}: {what}; download it again")
+            f"{path} ({path.stat().st_size} bytes) can't be read as safetensors: {problem}. If the file should be one, "
+            "it is cut short or damaged: download it again"
+        ) from problem
+    for name, entry in entries.items():
+        if entry.dtype not in _FLOATS and entry.dtype not in _OTHERS:
+            known = ", ".join([*_FLOATS, *_OTHERS])
+            raise ValueError(f"{path}: tensor {name} has dtype {entry.dtype}; implemented are {known}")
+    return entries
 
 
 def _read_index(folder: Path) -> dict[str, Entry]:
     path = folder / INDEX
     try:
-        where = json.loads(path.read_text("utf-8"), object_pairs_hook=_no_duplicates)["weight_map"]
+        where = json.loads(path.read_text("utf-8"))["weight_map"]
         files = sorted(set(where.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{path} is not an index with a weight_map {{tensor: file}}: {e}") from None
@@ -178,10 +122,3 @@ def _read_index(folder: Path) -> dict[str, Entry]:
         raise ValueError(f"{path} and its shards contradict each other:\n  " + "\n  ".join(problems[:40]))
     return entries
 
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is given twice")
-    return result

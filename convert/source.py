@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
-from convert import gguf_llama, llama, safetensors
-from convert.gguf import GGUF
+from convert import llama, safetensors
 from specjax.config import LlamaConfig, from_hf
 from specjax.tokenizer import Tokenizer
 
@@ -25,18 +25,19 @@ class Source(NamedTuple):
     tensors: Iterator[tuple[str, np.ndarray]]  # Hugging Face names; can be read once
     total: int  # how many
 
-    def fill(self, dtype=None, place: llama.Place | None = None, progress=None) -> dict:
-        """The parameter tree, ``dtype`` None meaning :attr:`dtype`. ``progress(done, total)`` is called per tensor."""
-        return llama.from_hf_tensors(self.config, self._counted(progress), dtype or self.dtype, place)
+    def fill(self, dtype=None, place: llama.Place | None = None, label: str | None = None) -> dict:
+        """The parameter tree, ``dtype`` None meaning :attr:`dtype`.
 
-    def _counted(self, progress) -> Iterator[tuple[str, np.ndarray]]:
-        done = 0
-        for item in self.tensors:
-            yield item
-            del item  # a tensor at a time
-            done += 1
-            if progress is not None:
-                progress(done, self.total)
+        With a ``label``, a line of progress is on stderr meanwhile, if stderr is a terminal.
+        """
+        return llama.from_hf_tensors(self.config, self._counted(label), dtype or self.dtype, place)
+
+    def _counted(self, label: str | None) -> Iterator[tuple[str, np.ndarray]]:
+        with tqdm(total=self.total, desc=label, unit=" tensors", disable=None if label else True) as line:
+            for item in self.tensors:
+                yield item
+                del item  # a tensor at a time
+                line.update()
 
 
 def open_source(path: str | Path) -> Source:
@@ -59,11 +60,19 @@ def open_source(path: str | Path) -> Source:
 
 
 def _open_gguf(path: Path) -> Source:
-    file = GGUF(path)
+    from convert import gguf, gguf_llama, gguf_tokenizer  # the gguf package takes 0.3 s to import
+
+    file = gguf.GGUF(path)
     config = gguf_llama.read_config(file)
-    llama.check(config, ((gguf_llama.hf_name(name), shape) for name, shape in file.shapes()))
-    tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return Source(config, tokenizer, np.dtype(np.float32), gguf_llama.tensors(file, config), len(file.infos))
+    llama.check(config, gguf_llama.shapes(file))
+    tokenizer = gguf_tokenizer.read(file)
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{path}: tokenizer.ggml.tokens has {tokenizer.vocab_size} ids, but the embedding has {config.vocab_size} "
+            "rows; they belong to different models"
+        )
+    total = len(file.tensors) - (gguf_llama.FREQUENCIES in file.tensors)
+    return Source(config, tokenizer, np.dtype(np.float32), gguf_llama.tensors(file, config), total)
 
 
 def _open_folder(folder: Path) -> Source:

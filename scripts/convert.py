@@ -45,7 +45,7 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
     else:
         opened = open_source(path)
         config, tokenizer = opened.config, opened.tokenizer
-        params = opened.fill(dtype, parallel.placement(config, quantize=quantize), _progress)
+        params = opened.fill(dtype, parallel.placement(config, quantize=quantize), label="reading")
     if tokenizer is None:
         print("warning: no tokenizer there; the model will take token ids only", file=sys.stderr)
     print(f"writing {destination}", flush=True)
@@ -54,11 +54,6 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
     head = checkpoint.read_head(destination)
     kind = f"{head.dtype} and {head.quantized}" if head.quantized else head.dtype
     print(f"{count:,} parameters, {kind}, in {time.monotonic() - started:.1f} s")
-
-
-def _progress(done: int, count: int) -> None:
-    if done == count or done % (count // 5 or 1) == 0:
-        print(f"  {done}/{count} tensors", flush=True)
 
 
 if __name__ == "__main__":

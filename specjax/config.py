@@ -4,12 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax import config_keys as keys
+from specjax import config_values as values
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
     """How rotary frequencies are stretched past the trained context. See :mod:`specjax.models.rope`.
 
-    ``kind`` is one of ``linear``, ``llama3``, ``yarn``; fields that a kind does not use keep their defaults.
+    ``kind`` is one of ``linear``, ``llama3``, ``yarn`` and ``factors``; fields that a kind does not use keep their
+    defaults.
     """
 
     kind: str
@@ -23,6 +27,18 @@ class RopeScaling:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+    factors: tuple[float, ...] = ()  # factors: what divides the frequency of each rotated pair, as GGUF files store it
+
+    def __post_init__(self):
+        if self.kind not in values.ROPE_FIELDS:
+            raise ValueError(f"rope scaling {self.kind!r} is not implemented: {', '.join(values.ROPE_FIELDS)} are")
+        given = {name: getattr(self, name) for name in sorted(values.ROPE_FIELDS[self.kind])}
+        problems = values.problems(given, values.ROPE)
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if not problems and low in given and given[low] >= given[high]:
+                problems.append(f"{high} ({given[high]}) must be greater than {low} ({given[low]})")
+        if problems:
+            raise ValueError(f"rope scaling {self.kind!r}: {'; '.join(problems)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +63,23 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ValueError(f"config: {name} must be a positive integer, got {value!r}")
+        given = dataclasses.asdict(self)
+        required = [values.MODEL[name].problem(name, None) for name in values.MODEL if given[name] is None]
+        problems = required + values.problems(given, values.MODEL)
+        if self.bos_token_id is not None and not values.is_integer(self.bos_token_id):
+            problems.append(f"bos_token_id must be an integer or None, got {self.bos_token_id!r}")
+        if not all(map(values.is_integer, self.eos_token_ids)):
+            problems.append(f"eos_token_ids must be integers, got {self.eos_token_ids!r}")
+        if problems:
+            raise ValueError(f"config: {'; '.join(problems)}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "factors":
+            if len(self.rope_scaling.factors) != self.head_dim // 2:
+                raise ValueError(
+                    f"config: rope scaling has {len(self.rope_scaling.factors)} factors, expected head_dim / 2 = "
+                    f"{self.head_dim // 2}"
+                )
+        if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"config: rope_theta must be greater than 1 under yarn scaling, got {self.rope_theta}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"config: num_attention_heads ({self.num_attention_heads}) must be a multiple of "
@@ -82,7 +102,8 @@ class LlamaConfig:
         """Inverse of :meth:`to_dict`."""
         fields = dict(data)
         if fields.get("rope_scaling") is not None:
-            fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+            scaling = dict(fields["rope_scaling"])
+            fields["rope_scaling"] = RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))})
         fields["eos_token_ids"] = tuple(fields.get("eos_token_ids", ()))
         return cls(**fields)
 
@@ -135,42 +156,6 @@ PRESETS = {
 }
 
 
-# Keys of a config.json that change nothing in inference.
-_IGNORED = frozenset(
-    "_name_or_path architectures auto_map torch_dtype dtype transformers_version use_cache initializer_range "
-    "pad_token_id attention_dropout hidden_dropout is_llama_config transformers.js_config id2label label2id "
-    "num_labels problem_type task_specific_params return_dict output_hidden_states output_attentions torchscript "
-    "use_bfloat16 tokenizer_class prefix begin_suppress_tokens chunk_size_feed_forward finetuning_task "
-    "name_or_path bos_token_id eos_token_id max_sequence_length model_max_length unsloth_version unsloth_fixed "
-    "use_return_dict _attn_implementation_autoset _attn_implementation attn_implementation".split()
-)
-# Keys whose only implemented value is the one given (None and absence always pass).
-_REQUIRED: dict[str, tuple] = {
-    "model_type": ("llama",),
-    "hidden_act": ("silu", "swish"),
-    "pretraining_tp": (1,),
-    "rope_interleaved": (False,),
-    "partial_rotary_factor": (1, 1.0),
-    "sliding_window": (),
-    "layer_types": (),
-    "quantization_config": (),
-    "pruned_heads": ({},),
-    "is_encoder_decoder": (False,),
-    "is_decoder": (False, True),
-    "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (),
-    "tie_encoder_decoder": (False,),
-    "qk_layernorm": (False,),
-    "use_qk_norm": (False,),
-    "no_rope_layers": (),
-}
-_READ = frozenset(
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings "
-    "attention_bias mlp_bias".split()
-)
-
-
 def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> LlamaConfig:
     """Reads a Hugging Face Llama ``config.json`` (and ``generation_config.json``), refusing what is not implemented.
 
@@ -180,23 +165,10 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     Raises:
       ValueError: naming every key that is missing, unknown or has a value that specjax does not implement.
     """
-    problems = []
-    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        if hf.get(key) is None:
-            problems.append(f"{key} is missing")
-    for key, value in hf.items():
-        if key in _REQUIRED:
-            if value is not None and value not in _REQUIRED[key]:
-                implemented = " or ".join(repr(v) for v in _REQUIRED[key]) or "null"
-                problems.append(f"{key} = {value!r} is not implemented (only {implemented})")
-        elif key not in _IGNORED and key not in _READ:
-            problems.append(f"{key} = {value!r} is unknown to specjax, so its effect on the model can't be ruled out")
-    if hf.get("model_type") is None:
-        problems.append("model_type is missing (only 'llama' is implemented)")
-    if problems:
-        raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))
-
+    max_position = 2048 if hf.get("max_position_embeddings") is None else hf["max_position_embeddings"]
+    theta, scaling = _read_checked(hf, generation or {}, max_position)
     heads, head_dim = hf["num_attention_heads"], hf.get("head_dim")
+    kv_heads = heads if hf.get("num_key_value_heads") is None else hf["num_key_value_heads"]
     if head_dim is None:
         if hf["hidden_size"] % heads:
             raise ValueError(
@@ -204,8 +176,6 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
                 f"num_attention_heads ({heads}) and head_dim is not given; set head_dim"
             )
         head_dim = hf["hidden_size"] // heads
-    max_position = hf.get("max_position_embeddings") or 2048
-    theta, scaling = _read_rope(hf, max_position)
     ends = [source.get("eos_token_id") for source in (generation or {}, hf)]
     eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
     bos = (generation or {}).get("bos_token_id")
@@ -215,7 +185,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         intermediate_size=hf["intermediate_size"],
         num_hidden_layers=hf["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=hf.get("num_key_value_heads") or heads,
+        num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_position,
         rms_norm_eps=1e-6 if hf.get("rms_norm_eps") is None else hf["rms_norm_eps"],
@@ -229,14 +199,48 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     )
 
 
+def _read_checked(
+    hf: Mapping[str, Any], generation: Mapping[str, Any], max_position: Any
+) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling), once every key and value has been judged: one error lists all that is wrong."""
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
+    if hf.get("model_type") is None:
+        problems.append("model_type is missing (only 'llama' is implemented)")
+    outside_rope = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
+    problems += keys.refused(hf) + values.problems(hf, outside_rope)
+    theta, scaling = 10000.0, None
+    try:
+        theta, scaling = _read_rope(hf, max_position)
+    except ValueError as problem:
+        problems.append(str(problem))
+    if not problems:
+        size = hf["vocab_size"]
+        ids = {"bos_token_id": values.token_id(size), "eos_token_id": values.token_ids(size)}
+        problems = values.problems(hf, ids)
+        problems += [f"generation_config.json: {problem}" for problem in values.problems(generation, ids)]
+    if problems:
+        raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))
+    return theta, scaling
+
+
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse."""
+    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse, but for ``factors`` scaling.
+
+    transformers knows that kind as ``longrope`` with the same factors for short and long texts.
+    """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if (scaling := config.rope_scaling) is not None:
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "factors":
+        both = {"short_factor": list(scaling.factors), "long_factor": list(scaling.factors)}
+        rope |= {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
+        rope["original_max_position_embeddings"] = config.max_position_embeddings
+    elif scaling is not None:
         rope["rope_type"] = scaling.kind
-        fields = {name: getattr(scaling, name) for name in sorted(_ROPE_FIELDS[scaling.kind])}
+        fields = {name: getattr(scaling, name) for name in sorted(values.ROPE_FIELDS[scaling.kind])}
         rope |= {name: value for name, value in fields.items() if value is not None}
-    same = [field.name for field in dataclasses.fields(config) if field.name in _READ - {"rope_theta", "rope_scaling"}]
+    own = keys.READ - {"rope_theta", "rope_scaling"}
+    same = [field.name for field in dataclasses.fields(config) if field.name in own]
     return {
         "model_type": "llama",
         **{name: getattr(config, name) for name in same},
@@ -246,20 +250,6 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-_ROPE_FIELDS = {
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-    "yarn": {
-        "factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    },
-}
 _ROPE_REFUSED = {
     "dynamic": "its frequencies change with the length reached, so cached keys would need rotating again",
     "longrope": "its per-dimension factors are not implemented",
@@ -268,36 +258,57 @@ _ROPE_REFUSED = {
 
 def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling | None]:
     """(theta, scaling), from either spelling: top-level ``rope_theta`` + ``rope_scaling``, or ``rope_parameters``."""
+    objects = {key: values.OBJECT for key in ("rope_parameters", "rope_scaling")}
+    if problems := values.problems(hf, objects):
+        raise ValueError("; ".join(problems))
     if hf.get("rope_parameters") and hf.get("rope_scaling"):
         if {**hf["rope_parameters"]} != {**hf["rope_parameters"], **hf["rope_scaling"]}:
-            raise ValueError("config.json gives both rope_parameters and rope_scaling, and they differ; keep one")
+            raise ValueError("rope_parameters and rope_scaling are both given, and they differ; keep one")
     # A null is an absent key here too: a null factor must not pass for one that was given.
     rope = {k: v for k, v in (hf.get("rope_parameters") or hf.get("rope_scaling") or {}).items() if v is not None}
-    thetas = [t for t in (hf.get("rope_theta"), rope.pop("rope_theta", None)) if t is not None]
-    if len(set(thetas)) > 1:
-        raise ValueError(
-            f"config.json gives rope_theta twice, and differently: {thetas[0]} at top level, {thetas[1]} inside "
-            "rope_parameters; keep the right one"
-        )
-    theta = float(thetas[0]) if thetas else 10000.0
-    kinds = {rope.pop("rope_type", None), rope.pop("type", None)} - {None}
-    if len(kinds) > 1:
-        raise ValueError(f"config.json names two rope types: {sorted(kinds)}; keep one")
-    kind = kinds.pop() if kinds else "default"
+    theta = _read_theta(hf.get("rope_theta"), rope.pop("rope_theta", None))
+    kind = _read_kind(rope)
+    rope.pop("finetuned", None)  # says how the weights were trained
     rope.pop("partial_rotary_factor", None) if rope.get("partial_rotary_factor") in (1, 1.0) else None
     if kind == "default":
         if rope:
-            raise ValueError(f"config.json: rope scaling gives {sorted(rope)} but no rope_type that reads them")
+            raise ValueError(f"rope scaling gives {sorted(rope)} but no rope_type that reads them")
         return theta, None
-    if kind not in _ROPE_FIELDS:
-        reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(_ROPE_FIELDS)}")
-        raise ValueError(f"config.json: rope scaling {kind!r} is not implemented: {reason}")
-    unknown = set(rope) - _ROPE_FIELDS[kind]
-    if unknown or "factor" not in rope:
-        raise ValueError(
-            f"config.json: rope scaling {kind!r} takes {sorted(_ROPE_FIELDS[kind])} (factor is required), "
-            f"got {sorted(rope)}"
-        )
+    if kind not in _ROPE_NEEDED:
+        reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(_ROPE_NEEDED)}")
+        raise ValueError(f"rope scaling {kind!r} is not implemented: {reason}")
+    fields = values.ROPE_FIELDS[kind]
+    if unknown := sorted(set(rope) - fields):
+        raise ValueError(f"rope scaling {kind!r} gives {unknown}, which is unknown; it takes {sorted(fields)}")
+    if missing := [key for key in _ROPE_NEEDED[kind] if key not in rope]:
+        raise ValueError(f"rope scaling {kind!r}: {' and '.join(missing)} is missing, got {rope}")
     if kind != "linear":
         rope.setdefault("original_max_position_embeddings", max_position)
+    if kind == "yarn" and theta <= 1:
+        raise ValueError(f"rope_theta must be greater than 1 under yarn scaling, got {theta}")
     return theta, RopeScaling(kind=kind, **rope)
+
+
+_ROPE_NEEDED = {"linear": ["factor"], "yarn": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
+
+
+def _read_theta(outer: Any, inner: Any) -> float:
+    given = [theta for theta in (outer, inner) if theta is not None]
+    if bad := [theta for theta in given if not values.POSITIVE.holds(theta)]:
+        raise ValueError(values.POSITIVE.problem("rope_theta", bad[0]))
+    if len(set(given)) > 1:
+        raise ValueError(
+            f"rope_theta twice, and differently: {given[0]} at top level, {given[1]} inside rope_parameters; keep the "
+            "right one"
+        )
+    return float(given[0]) if given else 10000.0
+
+
+def _read_kind(rope: dict[str, Any]) -> str:
+    """Takes the scaling's name out of its object: ``rope_type``, or ``type`` in older files."""
+    given = [kind for kind in (rope.pop("rope_type", None), rope.pop("type", None)) if kind is not None]
+    if bad := [kind for kind in given if not values.TEXT.holds(kind)]:
+        raise ValueError(values.TEXT.problem("rope_type", bad[0]))
+    if len(set(given)) > 1:
+        raise ValueError(f"two rope types are named: {sorted(given)}; keep one")
+    return given[0] if given else "default"

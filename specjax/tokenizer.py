@@ -16,10 +16,6 @@ from specjax import chat, special_tokens
 from specjax.control import Control
 from specjax.text import check_unicode
 
-# GGUF names a pre-tokenizer instead of describing it.
-_GGUF_PRE = {"smollm": True, "gpt-2": False, "gpt2": False, "default": False}  # -> whether digits are split apart
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the merges
-
 
 class Tokenizer:
     """Encodes and decodes for one model.
@@ -191,34 +187,6 @@ class Tokenizer:
         if isinstance(source, list):
             source = {entry["name"]: entry["template"] for entry in source}.get("default")
         return cls(backend, bos, eos, config.get("add_bos_token"), source, names)
-
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """From the metadata of a GGUF file with a byte-level BPE vocabulary.
-
-        Raises:
-          ValueError: another kind of tokenizer, named.
-        """
-        kind, pre = (metadata.get(f"tokenizer.ggml.{k}") for k in ("model", "pre"))
-        pre = "default" if pre is None else pre
-        if kind != "gpt2" or pre not in _GGUF_PRE:
-            raise ValueError(
-                f"GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not implemented; 'gpt2' with "
-                f"{', '.join(_GGUF_PRE)} is. Use the model's Hugging Face folder instead"
-            )
-        tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-        merges = [tuple(m.split(" ", 1)) for m in metadata["tokenizer.ggml.merges"]]
-        backend: Any = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-        split: list[Any] = [tokenizers.pre_tokenizers.Digits(individual_digits=True)] if _GGUF_PRE[pre] else []
-        split.append(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
-        backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(split)
-        backend.decoder = tokenizers.decoders.ByteLevel()
-        for token_type, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-            added = [t for t, kind in zip(tokens, types, strict=True) if kind == token_type]
-            backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False) for t in added])
-        bos, eos = (metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos"))
-        add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
-        return cls(backend, bos, eos, add_bos, metadata.get("tokenizer.chat_template"))
 
     def _ids(self, parts: Sequence[str]) -> list[int]:
         """Ids of a text in parts, without BOS; no token reaches from one part into the next."""

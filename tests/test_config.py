@@ -155,6 +155,118 @@ def test_every_problem_is_named_at_once():
     assert all(word in str(error.value) for word in ("sliding_window", "alibi", "hidden_size"))
 
 
+NAN, INF = float("nan"), float("inf")
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+def rope(**changes):
+    return {"rope_scaling": LLAMA3 | changes}
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
+                                 "num_attention_heads", "num_key_value_heads", "max_position_embeddings"])  # fmt: skip
+@pytest.mark.parametrize("value", [0, False, True, -1, 2.0, "4", [4], {}, 2**31, NAN], ids=str)
+def test_every_size_is_a_positive_integer(key, value):
+    with pytest.raises(ValueError, match=f"{key} must be a positive integer.*, got ") as error:
+        from_hf(MINIMAL | {key: value})
+    assert f"{key} must be" in str(error.value) and repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("extra,message", [
+    ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
+    ({"rms_norm_eps": NAN}, "rms_norm_eps must be a positive number, got nan"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number, got '1e-5'"),
+    ({"rms_norm_eps": 1e-60}, "rms_norm_eps must be a positive number.*, got 1e-60"),  # 0 in float32
+    ({"rope_theta": 0}, "rope_theta must be a positive number, got 0"),
+    ({"rope_theta": -1e4}, "rope_theta must be a positive number, got -10000.0"),
+    ({"rope_theta": [1e4]}, "rope_theta must be a positive number, got"),
+    ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+    ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a positive number, got 'big'"),
+    ({"rope_scaling": "linear"}, "rope_scaling must be an object or null, got 'linear'"),
+    ({"rope_parameters": [1]}, r"rope_parameters must be an object or null, got \[1\]"),
+    ({"rope_scaling": {"rope_type": ["yarn"], "factor": 2.0}}, "rope_type must be text, got"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
+    ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+    ({"mlp_bias": []}, r"mlp_bias must be true or false, got \[\]"),
+    ({"bos_token_id": "<s>"}, "bos_token_id must be an id from 0 to 63, got '<s>'"),
+    ({"bos_token_id": 64}, "bos_token_id must be an id from 0 to 63, got 64"),
+    ({"eos_token_id": [2, -1]}, r"eos_token_id must be an id from 0 to 63, or a list of such ids, got \[2, -1\]"),
+    ({"eos_token_id": 2.0}, "eos_token_id must be an id"),
+    ({"eos_token_id": {"id": 2}}, "eos_token_id must be an id"),
+    (rope(factor=0), "factor must be a positive number, got 0"),
+    (rope(factor=NAN), "factor must be a positive number, got nan"),
+    (rope(factor=-8.0), "factor must be a positive number, got -8.0"),
+    (rope(factor=INF), "factor must be a positive number, got inf"),
+    (rope(factor="8"), "factor must be a positive number, got '8'"),
+    (rope(low_freq_factor=None), "low_freq_factor is missing"),
+    (rope(high_freq_factor=None), "high_freq_factor is missing"),
+    (rope(low_freq_factor=4.0), "high_freq_factor .4.0. must be greater than low_freq_factor .4.0."),
+    (rope(original_max_position_embeddings=0), "original_max_position_embeddings must be a positive integer"),
+    ({"rope_scaling": YARN | {"beta_fast": 0}}, "beta_fast must be a positive number, got 0"),
+    ({"rope_scaling": YARN | {"beta_slow": 40}}, "beta_fast .32.0. must be greater than beta_slow .40."),
+    ({"rope_scaling": YARN | {"mscale": -1}}, "mscale must be a number from 0 up, got -1"),
+    ({"rope_scaling": YARN | {"attention_factor": 0}}, "attention_factor must be a positive number, got 0"),
+    ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate must be true or false, got 'no'"),
+    ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta must be greater than 1 under yarn scaling, got 1.0"),
+    ({"layer_types": "full_attention"}, "layer_types"),
+    ({"layer_types": ["full_attention"] * 3}, "layer_types"),
+    ({"quantization_config": {"load_in_4bit": False, "bits": 4}}, "quantization_config"),
+    ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ({"use_sliding_window": True, "sliding_window": 16}, "sliding_window = 16"),
+], ids=str)  # fmt: skip
+def test_every_value_has_a_type_and_a_range(extra, message):
+    with pytest.raises(ValueError, match=message) as error:
+        from_hf(MINIMAL | extra)
+    assert str(error.value).startswith("config.json can't be used:")
+
+
+def test_a_value_of_the_generation_config_is_refused_by_the_name_of_that_file():
+    with pytest.raises(ValueError, match="generation_config.json: eos_token_id must be an id .*, got 'x'"):
+        from_hf(MINIMAL, {"eos_token_id": "x"})
+
+
+def test_every_bad_value_is_named_at_once():
+    with pytest.raises(ValueError) as error:
+        from_hf(MINIMAL | {"vocab_size": 0, "rms_norm_eps": -1} | rope(factor=0))
+    assert all(f"{key} must be" in str(error.value) for key in ("vocab_size", "rms_norm_eps", "factor"))
+
+
+def test_configurations_made_in_python_are_held_to_the_same_rules():
+    good = from_hf(MINIMAL).to_dict()
+    for change in ({"rms_norm_eps": -1.0}, {"rope_theta": 0.0}, {"num_key_value_heads": False}, {"mlp_bias": 1},
+                   {"eos_token_ids": ("x",)}, {"rope_scaling": {"kind": "linear", "factor": 0.0}},
+                   {"rope_scaling": {"kind": "ntk"}}):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(change)).replace("rope_scaling", "rope scaling|factor")):
+            LlamaConfig.from_dict({**good, **change})
+
+
+OFF = {"load_in_4bit": False, "load_in_8bit": False, "quant_method": "bitsandbytes", "llm_int8_threshold": 6.0,
+       "bnb_4bit_compute_dtype": "float32", "bnb_4bit_use_double_quant": False, "_load_in_4bit": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [
+    {"max_length": 4096, "do_sample": True, "temperature": 0.6, "top_p": 0.9, "bad_words_ids": None},
+    {"repetition_penalty": 1.1, "num_beams": 1, "suppress_tokens": None, "forced_eos_token_id": 2},
+    {"use_sliding_window": False},
+    {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    {"layer_types": ["full_attention"] * 2},
+    {"layer_types": ["full_attention"] * 2, "sliding_window": 4096},
+    {"quantization_config": OFF},
+    {"quantization_config": {}},
+    {"some_new_key": None},
+    {"gradient_checkpointing": False, "unk_token_id": 0, "_flash_attn_2_enabled": True, "pad_token_id": -1},
+], ids=str)  # fmt: skip
+def test_keys_that_change_nothing_are_ignored(extra):
+    assert from_hf(MINIMAL | extra) == from_hf(MINIMAL)
+
+
+def test_a_mark_that_yarn_was_finetuned_is_ignored():
+    plain = from_hf(MINIMAL | {"rope_scaling": YARN})
+    assert from_hf(MINIMAL | {"rope_scaling": YARN | {"finetuned": True}}) == plain
+
+
 @pytest.mark.parametrize("name", ["rms_norm_eps", "max_position_embeddings", "num_key_value_heads", "rope_theta",
                                   "sliding_window", "tie_word_embeddings", "attention_bias", "quantization_config"])
 def test_null_counts_as_absent(name):

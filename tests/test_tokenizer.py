@@ -123,25 +123,3 @@ def test_chat_template_errors():
 def test_ids_beyond_the_vocabulary_are_padding():
     t = byte_level()
     assert t.decode([*t.encode("ab"), len(t) + 5]) == "ab" and t.token_str(len(t) + 5) == f"<{len(t) + 5}>"
-
-
-def gguf_metadata(**more):
-    tokens = ["<e>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "12"]
-    meta = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": [3, 3] + [1] * (len(tokens) - 2),
-            "merges": ["a b", "1 2"], "bos_token_id": 1, "eos_token_id": 0, **more}  # fmt: skip
-    return {f"tokenizer.ggml.{k}": v for k, v in meta.items()}
-
-
-def test_gguf_byte_level_bpe():
-    t = Tokenizer.from_gguf(gguf_metadata())
-    text = "ab 12é<e>\n"
-    assert t.decode(t.encode(text), skip_special_tokens=False) == text
-    assert t.decode(t.encode(text)) == "ab 12é\n"
-    words = [t.token_str(i) for i in t.encode("ab12<s>")]
-    assert words == ["ab", "1", "2", "<s>"]  # smollm splits digits
-    assert not t.add_bos and (t.bos_id, t.eos_id) == (1, 0)
-    joined = Tokenizer.from_gguf(gguf_metadata(pre="gpt-2", add_bos_token=True))
-    assert [joined.token_str(i) for i in joined.encode("ab12")] == ["<s>", "ab", "12"]
-    for more in ({"pre": "qwen2"}, {"model": "llama"}):
-        with pytest.raises(ValueError, match="qwen2|'llama'"):
-            Tokenizer.from_gguf(gguf_metadata(**more))

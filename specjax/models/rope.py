@@ -26,7 +26,7 @@ def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:
         elif scaling.kind == "yarn":
             inv_freq, factor = _yarn(inv_freq, scaling, dim, config.rope_theta)
         else:
-            raise ValueError(f"rope scaling {scaling.kind!r} is not implemented: linear, llama3 and yarn are")
+            inv_freq = inv_freq / np.asarray(scaling.factors)
     return inv_freq.astype(np.float32), factor
 
 

@@ -1,0 +1,98 @@
+"""What the values of a configuration may be: one rule a key, each with the words that an error says."""
+
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+_SMALLEST, _LARGEST = 1.1754944e-38, 3.4028235e38  # the normal range of float32, in which a model computes
+
+
+class Rule(NamedTuple):
+    """Which values a key may have."""
+
+    expected: str  # as in "must be ..."
+    holds: Callable[[Any], bool]
+    limit: str = ""
+
+    def problem(self, key: str, value: Any) -> str:
+        """The sentence about a value that breaks the rule."""
+        shown = repr(value)
+        return f"{key} must be {self.expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}{self.limit}"
+
+
+def is_integer(value: Any) -> bool:
+    """Whether the value is an integer; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is a real number that float32 can hold; NaN, infinity, true and false are none."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and -_LARGEST <= value <= _LARGEST
+
+
+def _is_list_of_ids(value: Any, size: int) -> bool:
+    return isinstance(value, list | tuple) and all(is_integer(i) and 0 <= i < size for i in value)
+
+
+COUNT = Rule("a positive integer", lambda v: is_integer(v) and 0 < v < 2**31, " (at most 2**31 - 1)")
+POSITIVE = Rule("a positive number", lambda v: is_number(v) and v >= _SMALLEST, " (in float32's range)")
+NOT_NEGATIVE = Rule("a number from 0 up", lambda v: is_number(v) and v >= 0)
+FLAG = Rule("true or false", lambda v: isinstance(v, bool))
+OBJECT = Rule("an object or null", lambda v: isinstance(v, Mapping))
+TEXT = Rule("text", lambda v: isinstance(v, str))
+
+
+def token_id(vocab_size: int) -> Rule:
+    """One id of a vocabulary."""
+    return Rule(f"an id from 0 to {vocab_size - 1}", lambda v: is_integer(v) and 0 <= v < vocab_size)
+
+
+def token_ids(vocab_size: int) -> Rule:
+    """One id of a vocabulary, or a list of ids."""
+    one = token_id(vocab_size)
+    return Rule(f"{one.expected}, or a list of such ids", lambda v: one.holds(v) or _is_list_of_ids(v, vocab_size))
+
+
+def problems(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
+    """A sentence for each value that breaks its rule. A key that is absent, or null, breaks none."""
+    given = {key: values[key] for key in rules if values.get(key) is not None}
+    return [rules[key].problem(key, value) for key, value in given.items() if not rules[key].holds(value)]
+
+
+SIZES = {
+    key: COUNT
+    for key in (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings"
+    ).split()
+}
+MODEL = {
+    **SIZES,
+    "rms_norm_eps": POSITIVE,
+    "rope_theta": POSITIVE,
+    "tie_word_embeddings": FLAG,
+    "attention_bias": FLAG,
+    "mlp_bias": FLAG,
+}
+ROPE = {
+    "factor": POSITIVE,
+    "original_max_position_embeddings": COUNT,
+    "low_freq_factor": POSITIVE,
+    "high_freq_factor": POSITIVE,
+    "beta_fast": POSITIVE,
+    "beta_slow": POSITIVE,
+    "attention_factor": POSITIVE,
+    "mscale": NOT_NEGATIVE,
+    "mscale_all_dim": NOT_NEGATIVE,
+    "truncate": FLAG,
+    "factors": Rule("positive numbers", lambda v: isinstance(v, tuple) and all(map(POSITIVE.holds, v))),
+}
+# The fields that each kind of rope scaling reads.
+ROPE_FIELDS = {
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale",
+             "mscale_all_dim", "truncate"},
+    "factors": {"factors"},
+}  # fmt: skip
