@@ -14,6 +14,7 @@ from specjax import decode, requests, trace
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
+from specjax.numeric import is_int
 from specjax.requests import Options
 from specjax.text import TextStream
 from specjax.types import DecodeState, Drafter, Request, RoundInfo, Verifier
@@ -98,7 +99,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
     verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
     size = options.num_speculative_tokens
-    if not requests.is_int(size) or size < 0:
+    if not is_int(size) or size < 0:
         raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
     if not (verifier.lossless or options.lossy):
         raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,19 @@ import numpy as np
 
 from specjax import random
 from specjax.models.lm import LM
+from specjax.numeric import (
+    LARGEST_FLOAT,
+    SMALLEST_FLOAT,
+    STRONGEST,
+    STRONGEST_REPETITION,
+    Number,
+    in_range,
+    integer,
+    is_int,
+    is_real,
+    per_row,
+    real,
+)
 from specjax.sampling import NO_TOKEN, SamplingParams
 from specjax.types import Request
 
@@ -37,7 +49,7 @@ class Options:
     stop: str | Sequence[str] | None = None  # text that ends a row; kept in the output, as in Hugging Face
     eos_token_id: int | Sequence[int] | None = None  # None: the model's own
     ignore_eos: bool = False
-    seed: int | Sequence[int] = 0  # row i uses seed + i, or its own entry
+    seed: int | Sequence[int] = 0  # below 2^64; row i uses seed + i, or its own entry
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template
     lossy: bool = False  # admits verifiers that change the output's distribution
     logprobs: bool = False  # also return each token's log-probability under the model's raw logits
@@ -111,12 +123,13 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     if options.capacity is None:
         chunk = prefill_chunk(int(lengths.max()))
     else:
-        if not is_int(options.capacity) or options.capacity < needed:
+        if not (is_int(options.capacity) and options.capacity >= needed):
             raise ValueError(
                 f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
                 f"of drafted tokens and one more; got {options.capacity!r}"
             )
-        needed, chunk = int(options.capacity), prefill_chunk(int(options.capacity))
+        needed = min(int(options.capacity), lm.config.max_position_embeddings + headroom)  # no text is longer
+        chunk = prefill_chunk(needed)
     capacity = bucket(needed, chunk)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
@@ -147,69 +160,37 @@ def prefill_chunk(longest: int) -> int:
     return min(512, max(64, 1 << (longest - 1).bit_length()))
 
 
+NUMBERS = {
+    "temperature": real(0.0, 0, STRONGEST),
+    "top_k": integer(-1, " (0 and -1 are off)"),
+    "top_p": Number(
+        1.0, jnp.float32, lambda p: in_range(p, 0, 1) and p > 0, "a number above 0 and at most 1", low=SMALLEST_FLOAT
+    ),
+    "min_p": real(0.0, 0, 1),
+    "repetition_penalty": real(1.0, 1 / STRONGEST_REPETITION, STRONGEST_REPETITION),
+    "presence_penalty": real(0.0, -STRONGEST, STRONGEST),
+    "frequency_penalty": real(0.0, -STRONGEST, STRONGEST),
+    "no_repeat_ngram_size": integer(0, " (0 is off)"),
+}
+
+
 def sampling_params(options: Options, batch: int, vocab: int) -> SamplingParams:
     """Checks and packs the sampling options; transforms that no row uses stay None."""
-
-    def row_values(name, off, check, expected, dtype):
-        values = _per_row(name, getattr(options, name), batch)
-        if all(value is None for value in values):
-            return None
-        for row, value in enumerate(values):
-            if value is not None and not check(value):
-                raise ValueError(f"{name} must be {expected}, got {value!r}" + (f" in row {row}" if batch > 1 else ""))
-        return jnp.asarray([off if value is None else value for value in values], dtype)
-
-    def real(low, high=math.inf, open_low=False):
-        return lambda v: _is_real(v) and math.isfinite(v) and (low < v if open_low else low <= v) and v <= high
-
-    any_real = real(-math.inf)
-    temperature = row_values("temperature", 0.0, real(0), "a finite number >= 0", jnp.float32)
+    values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
+    temperature, top_k = values.pop("temperature"), values.pop("top_k")
     if temperature is None:
-        raise ValueError("temperature must be a finite number >= 0, got None")
-    top_k = row_values("top_k", 0, lambda v: is_int(v) and v >= -1, "an integer >= -1 (0 and -1 are off)", jnp.int32)
-    ngram = row_values(
-        "no_repeat_ngram_size", 0, lambda v: is_int(v) and v >= 0, "an integer >= 0 (0 is off)", jnp.int32
-    )
-    penalty = {
-        name: row_values(name, 0.0, any_real, "a finite number", jnp.float32)
-        for name in ("presence_penalty", "frequency_penalty")
-    }
+        raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
     return SamplingParams(
         temperature=jnp.where(temperature < MIN_TEMPERATURE, 0.0, temperature),
         top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
-        top_p=row_values("top_p", 1.0, real(0, 1, open_low=True), "a number above 0 and at most 1", jnp.float32),
-        min_p=row_values("min_p", 0.0, real(0, 1), "a number from 0 to 1", jnp.float32),
-        repetition_penalty=row_values(
-            "repetition_penalty", 1.0, real(0, open_low=True), "a finite number above 0", jnp.float32
-        ),
-        no_repeat_ngram_size=ngram,
         logit_bias=_logit_bias(options.logit_bias, batch, vocab),
         allowed=_allowed(options.allowed_token_ids, batch, vocab),
-        **penalty,
+        **values,
     )
 
 
-def is_int(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _per_row(name: str, value: Any, batch: int) -> list:
-    """One value a row, of a single value or a list."""
-    if isinstance(value, np.ndarray | jax.Array):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return [value] * batch
-    if len(value) != batch:
-        raise ValueError(f"{name} has {len(value)} values for {batch} prompts; give one value, or one a prompt")
-    return list(value)
-
-
 def _new_tokens(value: Any, batch: int) -> np.ndarray:
-    values = _per_row("max_new_tokens", value, batch)
+    values = per_row("max_new_tokens", value, batch)
     for v in values:
         if v is not None and not (is_int(v) and v >= -1):
             raise ValueError(
@@ -220,10 +201,15 @@ def _new_tokens(value: Any, batch: int) -> np.ndarray:
 
 
 def _seeds(seed: Any, batch: int) -> np.ndarray:
-    seeds = seed + np.arange(batch) if is_int(seed) else np.array(_per_row("seed", seed, batch))
-    if seeds.dtype.kind not in "iu" or (seeds < 0).any():
-        raise ValueError(f"seed must be an integer >= 0, or a list of one a prompt, got {seed!r}")
-    return (seeds % (1 << 32)).astype(np.uint32)
+    """u64[B], all of whose bits count."""
+    given = per_row("seed", seed, batch)
+    seeds = [seed + row for row in range(batch)] if is_int(seed) else given
+    if not all(is_int(seed) and 0 <= seed < 1 << 64 for seed in seeds):
+        raise ValueError(
+            f"seed must be an integer from 0 to 2^64 - 1, or a list of one a prompt, got {seed!r}"
+            + (f"; prompt i of {batch} has seed + i" if is_int(seed) and batch > 1 else "")
+        )
+    return np.array(seeds, np.uint64)
 
 
 def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
@@ -247,21 +233,26 @@ def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
 
 
 def _logit_bias(value: Any, batch: int, vocab: int) -> jax.Array | None:
-    rows = _per_row("logit_bias", value, batch)
+    rows = per_row("logit_bias", value, batch)
     if all(row is None for row in rows):
         return None
     bias = np.zeros((batch, vocab), np.float32)
     for row, entries in enumerate(rows):
         for token, amount in (entries or {}).items():
-            if not (is_int(token) and 0 <= token < vocab and _is_real(amount) and not math.isnan(amount)):
+            if not (is_int(token) and 0 <= token < vocab):
                 raise ValueError(f"logit_bias maps token ids below {vocab} to numbers, got {token!r}: {amount!r}")
+            if not (in_range(amount, -LARGEST_FLOAT, STRONGEST) or (is_real(amount) and amount == -math.inf)):
+                raise ValueError(
+                    f"logit_bias must be numbers from -3.4e38 to {STRONGEST:g}, or -inf to forbid a token, got "
+                    f"{token!r}: {amount!r}"
+                )
             bias[row, token] = amount
     return jnp.asarray(bias)
 
 
 def _allowed(value: Any, batch: int, vocab: int) -> jax.Array | None:
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
-    rows = [value] * batch if one_list_for_all else _per_row("allowed_token_ids", value, batch)
+    rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
     if all(row is None for row in rows):
         return None
     allowed = np.zeros((batch, vocab), bool)
