@@ -46,6 +46,7 @@ def parse(argv) -> argparse.Namespace:
     add("--no-repeat-ngram-size", type=int)
     add("--stop", action="append", help="text that ends a completion; may be repeated")
     add("--ignore-eos", action="store_true")
+    add("--allow-unknown-ids", action="store_true", help="also generate ids that the model has and its tokenizer lacks")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
     add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
@@ -83,7 +84,7 @@ def parse(argv) -> argparse.Namespace:
 
 SAMPLING = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "stop ignore_eos chat"
+    "allow_unknown_ids stop ignore_eos chat"
 ).split()
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, requests, trace
+from specjax import decode, known_ids, requests, trace
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
@@ -109,6 +109,8 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
     drafter.check(lm)
     ids = requests.encode_prompts(lm, prompts, options.chat)
+    if not options.allow_unknown_ids:
+        known_ids.check_prompts(lm, ids)
     size = min(int(size), lm.config.max_position_embeddings)
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0

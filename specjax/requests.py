@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import random
+from specjax import known_ids, random
 from specjax.models.lm import LM
 from specjax.numeric import (
     LARGEST_FLOAT,
@@ -46,6 +46,7 @@ class Options:
     no_repeat_ngram_size: int | None | Sequence[int | None] = None  # over prompt and output
     logit_bias: dict[int, float] | None | Sequence[dict[int, float] | None] = None
     allowed_token_ids: Sequence[int] | None | Sequence[Sequence[int] | None] = None
+    allow_unknown_ids: bool = False  # whether ids that the tokenizer lacks may be generated and stand in prompts
     stop: str | Sequence[str] | None = None  # text that ends a row; kept in the output, as in Hugging Face
     eos_token_id: int | Sequence[int] | None = None  # None: the model's own
     ignore_eos: bool = False
@@ -119,30 +120,35 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limits = lengths + _new_tokens(options.max_new_tokens, batch)
     limits = np.minimum(limits, lm.config.max_position_embeddings).astype(np.int32)
-    needed = int(limits.max()) + headroom
-    if options.capacity is None:
-        chunk = prefill_chunk(int(lengths.max()))
-    else:
-        if not (is_int(options.capacity) and options.capacity >= needed):
-            raise ValueError(
-                f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
-                f"of drafted tokens and one more; got {options.capacity!r}"
-            )
-        needed = min(int(options.capacity), lm.config.max_position_embeddings + headroom)  # no text is longer
-        chunk = prefill_chunk(needed)
-    capacity = bucket(needed, chunk)
+    capacity, chunk = _capacity(lm, options.capacity, int(lengths.max()), int(limits.max()), headroom)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
+    stop_ids = _stop_ids(lm, options, batch)
+    known = None if options.allow_unknown_ids else known_ids.known_ids(lm, stop_ids[0])
     request = Request(
         key=random.request_keys(_seeds(options.seed, batch)),
-        sampling=sampling_params(options, batch, vocab),
-        stop_ids=jnp.asarray(_stop_ids(lm, options, batch)),
+        sampling=sampling_params(options, batch, vocab, known),
+        stop_ids=jnp.asarray(stop_ids),
         limit=jnp.asarray(limits),
         prompt_lengths=jnp.asarray(lengths),
         tokens=jnp.asarray(tokens),
     )
     return request, chunk
+
+
+def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tuple[int, int]:
+    """Tokens that a row has room for, and the prefill chunk, which divides them."""
+    needed = limit + headroom
+    if asked is not None:
+        if not (is_int(asked) and asked >= needed):
+            raise ValueError(
+                f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
+                f"of drafted tokens and one more; got {asked!r}"
+            )
+        longest = needed = min(int(asked), lm.config.max_position_embeddings + headroom)  # no text is longer
+    chunk = prefill_chunk(longest)
+    return bucket(needed, chunk), chunk
 
 
 def bucket(needed: int, multiple: int) -> int:
@@ -174,8 +180,18 @@ NUMBERS = {
 }
 
 
-def sampling_params(options: Options, batch: int, vocab: int) -> SamplingParams:
-    """Checks and packs the sampling options; transforms that no row uses stay None."""
+def sampling_params(options: Options, batch: int, vocab: int, known: np.ndarray | None = None) -> SamplingParams:
+    """Checks and packs the sampling options; transforms that no row uses stay None.
+
+    Args:
+      options: the caller's.
+      batch: B.
+      vocab: V.
+      known: bool[V], the ids that may be generated at all; None: every id.
+
+    Raises:
+      ValueError: naming the option, the value got and the values expected.
+    """
     values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
     temperature, top_k = values.pop("temperature"), values.pop("top_k")
     if temperature is None:
@@ -184,7 +200,7 @@ def sampling_params(options: Options, batch: int, vocab: int) -> SamplingParams:
         temperature=jnp.where(temperature < MIN_TEMPERATURE, 0.0, temperature),
         top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
         logit_bias=_logit_bias(options.logit_bias, batch, vocab),
-        allowed=_allowed(options.allowed_token_ids, batch, vocab),
+        allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
         **values,
     )
 
@@ -250,10 +266,10 @@ def _logit_bias(value: Any, batch: int, vocab: int) -> jax.Array | None:
     return jnp.asarray(bias)
 
 
-def _allowed(value: Any, batch: int, vocab: int) -> jax.Array | None:
+def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> jax.Array | None:
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
     rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
-    if all(row is None for row in rows):
+    if known is None and all(row is None for row in rows):
         return None
     allowed = np.zeros((batch, vocab), bool)
     for row, ids in enumerate(rows):
@@ -264,4 +280,11 @@ def _allowed(value: Any, batch: int, vocab: int) -> jax.Array | None:
                 "generated"
             )
         allowed[row, list(ids)] = True
+        if known is not None:
+            allowed[row] &= known
+            if not allowed[row].any():
+                raise ValueError(
+                    f"allowed_token_ids of row {row} must hold an id that the tokenizer has, got {ids!r}; "
+                    f"{known_ids.ALLOW}"
+                )
     return jnp.asarray(allowed)

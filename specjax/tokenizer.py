@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 Message = Mapping[str, Any]
@@ -43,6 +44,7 @@ class Tokenizer:
             add_bos = backend.encode("a").ids[:1] == [bos_id]
         self.add_bos = bool(add_bos) and bos_id is not None
         self.chat_template = chat_template
+        self._ids = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -51,6 +53,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids with a meaning. A model may have more rows than that: they are padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def ids(self) -> np.ndarray:
+        """All ids that have a meaning, i64[vocab_size] in rising order; there may be holes between them."""
+        if len(self._ids) != self.vocab_size:  # the backend's dictionary is slow to copy
+            self._ids = np.array(sorted(self.backend.get_vocab(with_added_tokens=True).values()), np.int64)
+        return self._ids
 
     def encode(self, text: str) -> list[int]:
         """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled."""
