@@ -53,6 +53,7 @@ def parse(argv) -> argparse.Namespace:
     add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
     add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
+    add("--logprobs", type=int, metavar="N", help="record each token's log-probability, and the N best ones there")
     add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
@@ -74,6 +75,8 @@ def parse(argv) -> argparse.Namespace:
         parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
     if args.stream and (args.json == "-" or args.compare or args.trace):
         parser.error("--stream can't go with --json without FILE, --compare or --trace")
+    if args.logprobs is not None and not args.json:
+        parser.error("--logprobs adds to the record of the run, so it needs --json or --json FILE")
     if args.memory and args.json == "-":
         parser.error("--memory prints a line, so it can't go with --json without FILE")
     if args.compare and args.trace:
@@ -91,7 +94,8 @@ SAMPLING = (
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
     names = [*SAMPLING, "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
-    return {"drafter": choices.build(lm, args), **{name: getattr(args, name) for name in names}}
+    logprobs = False if args.logprobs is None else args.logprobs
+    return {"drafter": choices.build(lm, args), "logprobs": logprobs, **{name: getattr(args, name) for name in names}}
 
 
 def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result) -> dict:

@@ -61,6 +61,8 @@ COMPLETION = {
     "tokens": list,  # ids of the new tokens, a stop token included
     "pieces": (list, OPTIONAL),  # what each token adds to the text; "" inside a character and for special tokens
     "origins": list,  # of each token: "accepted", "correction", "bonus" or "plain" (Metrics.origins)
+    "logprobs": (list, OPTIONAL),  # of each token, natural log under the model's raw logits; null: not asked for
+    "top_logprobs": (list, OPTIONAL),  # for each token the likeliest ones there, [id, log-probability] pairs
     "finish_reason": (str, OPTIONAL),  # null: left early
     "metrics": dict,  # Metrics.to_dict
     "rounds": (list, OPTIONAL),  # known if the run was streamed; one of ROUND a step
@@ -118,7 +120,7 @@ def run(
     Raises:
       ValueError: if the parts contradict each other.
     """
-    completions = []
+    completions, best = [], result.top_logprobs
     for i, prompt in enumerate(prompts):
         tokens, text = result.tokens[i], result.texts[i] if result.texts else None
         completion = {
@@ -129,6 +131,8 @@ def run(
             "tokens": tokens,
             "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),
             "origins": result.metrics[i].origins(),
+            "logprobs": None if result.logprobs is None else result.logprobs[i],
+            "top_logprobs": None if best is None else [[list(pair) for pair in pairs] for pairs in best[i]],
             "finish_reason": result.finish_reasons[i],
             "metrics": result.metrics[i].to_dict(),
             "rounds": None if rounds is None else list(rounds[i]),
@@ -225,6 +229,9 @@ def _check_completion(where: str, completion: Any, size: int) -> None:
     if pieces is not None:
         _same(f"{where}: pieces, and tokens", len(pieces), len(tokens))
         _same(f"{where}: text, and its pieces", completion.get("text"), "".join(pieces))
+    for name in ("logprobs", "top_logprobs"):
+        if completion.get(name) is not None:
+            _same(f"{where}: {name}, and tokens", len(completion[name]), len(tokens))
     if completion.get("rounds") is not None:
         _check_rounds(f"{where}.rounds", completion, metrics)
 

@@ -53,7 +53,8 @@ class Options:
     seed: int | Sequence[int] = 0  # below 2^64; row i uses seed + i, or its own entry
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template
     lossy: bool = False  # admits verifiers that change the output's distribution
-    logprobs: bool = False  # also return each token's log-probability under the model's raw logits
+    # Also return each token's log-probability under the model's raw logits; a number: and those of so many best tokens.
+    logprobs: bool | int = False
     capacity: int | None = None  # room for at least so many tokens: calls of one capacity share a program
 
 

@@ -100,6 +100,29 @@ def test_rounds_and_tokens_end_together(options):
         assert len(own) == sum(origin != "accepted" for origin in completion["origins"])
 
 
+@pytest.mark.parametrize("asked", [False, True, 0, 2])
+def test_log_probabilities_stand_beside_their_tokens(asked):
+    events = streamed(logprobs=asked, stop="e")
+    found = recorded(events)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    for row, completion in enumerate(found["completions"]):
+        assert completion["logprobs"] == (events.result().logprobs[row] if asked is not False else None)
+        if asked == 2:
+            best = [[tuple(pair) for pair in pairs] for pairs in completion["top_logprobs"]]
+            assert best == events.result().top_logprobs[row] and {len(pairs) for pairs in best} == {2}
+        else:
+            assert completion["top_logprobs"] is None
+
+
+def test_log_probabilities_that_are_not_the_tokens_are_refused():
+    found = recorded(streamed(logprobs=2))
+    for name in ("logprobs", "top_logprobs"):
+        broken = copy.deepcopy(found)
+        broken["completions"][0][name].pop()
+        with pytest.raises(ValueError, match=f"{name}, and tokens"):
+            record.check(broken)
+
+
 def test_origins_are_what_the_events_said():
     events = stream(TARGET, ["a", "bcd"], drafter=DRAFT, num_speculative_tokens=SIZE, max_new_tokens=11)
     from_draft = [event.from_draft for event in events if event.row == 0]
