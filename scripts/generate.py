@@ -5,13 +5,14 @@ python scripts/generate.py --prompt "Why is the sky blue?" --chat
 
 import argparse
 import json
+import secrets
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import memory, parallel, record, timing, trace
+from specjax import memory, parallel, record, requests, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
 from specjax.metrics import Totals
@@ -36,7 +37,8 @@ def parse(argv) -> argparse.Namespace:
     add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
     add("--max-new-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    add("--min-new-tokens", type=int, help="before so many no stop token and no stop string ends a completion")
+    add("--temperature", type=float, help="0 is greedy (0.0)")
     add("--top-k", type=int)
     add("--top-p", type=float)
     add("--min-p", type=float)
@@ -47,7 +49,7 @@ def parse(argv) -> argparse.Namespace:
     add("--stop", action="append", help="text that ends a completion; may be repeated")
     add("--ignore-eos", action="store_true")
     add("--allow-unknown-ids", action="store_true", help="also generate ids that the model has and its tokenizer lacks")
-    add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
+    add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws one, and says it (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
     add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
     add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
@@ -85,9 +87,18 @@ def parse(argv) -> argparse.Namespace:
     return args
 
 
+def seed(text: str) -> int:
+    """A seed of the command line; a random one is drawn here, so that all runs of one command have the same."""
+    if text != "random":
+        return int(text)
+    drawn = secrets.randbits(53)
+    print(f"note: --seed {drawn}", file=sys.stderr)
+    return drawn
+
+
 SAMPLING = (
-    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "allow_unknown_ids stop ignore_eos chat"
+    "min_new_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "no_repeat_ngram_size allow_unknown_ids stop ignore_eos chat"
 ).split()
 
 
@@ -95,7 +106,16 @@ def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
     names = [*SAMPLING, "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
     logprobs = False if args.logprobs is None else args.logprobs
-    return {"drafter": choices.build(lm, args), "logprobs": logprobs, **{name: getattr(args, name) for name in names}}
+    given = {name: getattr(args, name) for name in names}
+    return {"drafter": choices.build(lm, args), "logprobs": logprobs, **given, "temperature": args.temperature or 0.0}
+
+
+def greedy_note(args: argparse.Namespace) -> None:
+    """Says that filters do nothing where no temperature is asked for."""
+    unused = requests.filters_without_effect(specjax.Options(top_k=args.top_k, top_p=args.top_p, min_p=args.min_p))
+    if args.temperature is None and unused:
+        flags = " and ".join("--" + name.replace("_", "-") for name in unused)
+        print(f"note: {flags} without --temperature: decoding is greedy, so they choose among nothing", file=sys.stderr)
 
 
 def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result) -> dict:
@@ -109,7 +129,7 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
         "drafter": choices.settings(args),
         "verifier": args.verifier,
         "num_speculative_tokens": result.metrics[0].num_speculative_tokens,
-        "sampling": {name: getattr(args, name) for name in SAMPLING},
+        "sampling": {**{name: getattr(args, name) for name in SAMPLING}, "temperature": args.temperature or 0.0},
         "max_new_tokens": None if args.max_new_tokens == -1 else args.max_new_tokens,
         "seed": args.seed,
     }
@@ -155,6 +175,7 @@ def run(args: argparse.Namespace) -> None:
     streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)
     streamed = streamed and not args.compare
     specjax.warmup(lm, prompts, streaming=streamed, **options)
+    greedy_note(args)
     rounds = None
     if streamed:
         events = specjax.stream(lm, prompts, **options)

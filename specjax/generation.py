@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from specjax import decode, known_ids, logprobs, requests, trace
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
-from specjax.numeric import is_int
+from specjax.numeric import is_int, per_row
 from specjax.requests import Options
 from specjax.result import Event, NoDistributionError, Result
 from specjax.text import TextStream
@@ -99,6 +100,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
             f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({width - 1} tokens, {size} deep); "
             f"choose one of {able}, or a drafter of chains"
         )
+    options = dataclasses.replace(options, seed=requests.seeds(options.seed, len(ids)))
     request, chunk = requests.build(lm, ids, options, headroom=width)
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
 
@@ -116,6 +118,18 @@ def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
     return value
 
 
+def _asked(given: dict[str, Any]) -> Options:
+    options = Options(**given)
+    unused = [] if "temperature" in given else requests.filters_without_effect(options)
+    if unused:
+        warnings.warn(
+            f"{' and '.join(unused)} without a temperature: decoding is greedy, so they choose among nothing; pass "
+            "temperature=1.0 to sample, or temperature=0.0 to say that greedy decoding is meant",
+            stacklevel=3,
+        )
+    return options
+
+
 def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
     """Decodes all prompts together, speculatively; the whole loop runs on the device.
 
@@ -131,7 +145,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
       ValueError: for any option or prompt that can't be used, before any device work.
       NoDistributionError: if a row ends up with no finite logit (NaN weights, contradictory masks).
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, _asked(options))
     if stop_strings(job.options):  # strings can only be looked for on the host
         rounds = Stream(job)
         for _ in rounds:
@@ -158,7 +172,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
     """Like :func:`generate`, token by token: iterate over the events; ``.result()`` gives the record at any time."""
-    return Stream(prepare(lm, prompts, Options(**options)))
+    return Stream(prepare(lm, prompts, _asked(options)))
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
@@ -166,7 +180,7 @@ def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) 
 
     The first execution of a compiled program is slow too: kernels and weights are touched for the first time.
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, _asked(options))
     block = job.request.prompt_lengths + job.num_speculative_tokens + 2
     request = job.request._replace(limit=jnp.minimum(job.request.limit, block))
     state = job.start(request)
@@ -186,7 +200,7 @@ class _Row:
         self.accepted: list[int] = []
         self.finish_reason: str | None = None
         self.failed = False
-        self.text = TextStream(job.lm.tokenizer, stop_strings(job.options)) if job.lm.tokenizer is not None else None
+        self.text = TextStream(job.lm.tokenizer) if job.lm.tokenizer is not None else None
 
     def learn(self, own: Any, top: logprobs.Top | None, where: tuple) -> None:
         """Log-probabilities of some more tokens, and the likeliest ones there: at one place of f32[B, T], [B, T, n]."""
@@ -208,6 +222,7 @@ class Stream:
         self._described = 0  # so many of the infos are in the trace
         self._job = job
         self._rows = [_Row(job) for _ in job.prompts]
+        self._least = [least or 0 for least in per_row("min_new_tokens", job.options.min_new_tokens, len(job.prompts))]
         self._seconds = {"prefill": 0.0, "decode": 0.0}
         self._events = self._run()
 
@@ -267,6 +282,8 @@ class Stream:
             row.tokens.append(int(info.tokens[index, i]))
             if self._job.fixed["logprobs"]:
                 row.learn(info.logprobs, info.top, (index, slice(i, i + 1)))
+            if row.text and len(row.tokens) > self._least[index]:
+                row.text.stop = stop_strings(self._job.options)
             piece = row.text.push(row.tokens[-1]) if row.text else ""
             if row.text and row.text.stopped:
                 row.finish_reason = "stop"
@@ -293,6 +310,7 @@ def _result(job: Job, rows: list[_Row], seconds: dict[str, float]) -> Result:
         logprobs=[list(row.logprobs) for row in rows] if job.fixed["logprobs"] else None,
         top_logprobs=[list(row.top) for row in rows] if job.best else None,
         prompt_tokens=job.prompts,
+        seeds=requests.seeds(job.options.seed, len(rows)),
         seconds=dict(seconds),
     )
     failed = [(i, len(row.tokens)) for i, row in enumerate(rows) if row.failed]

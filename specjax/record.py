@@ -42,7 +42,7 @@ SETTINGS = {
     "num_speculative_tokens": int,  # K; 0 is plain decoding
     "sampling": dict,  # temperature, top_k, ...: as asked for; null is off
     "max_new_tokens": (int, OPTIONAL),  # null: up to the context
-    "seed": int,  # of the first prompt; prompt i has seed + i
+    "seed": int,  # of the first prompt; unless its completion says otherwise, prompt i has seed + i
 }
 ENVIRONMENT = {
     "device": str,
@@ -52,11 +52,21 @@ ENVIRONMENT = {
     "jax": str,
     "specjax": str,
     "python": str,
+    # Settings of the whole process that numbers depend on; records before them lack them.
+    "matmul_precision": (str, OPTIONAL),  # jax_default_matmul_precision; null: the device's default
+    "x64": (bool, OPTIONAL),  # jax_enable_x64
+    "prng": (str, OPTIONAL),  # jax_default_prng_impl; requests' keys are threefry2x32 whatever it is
+}
+PROCESS_WIDE = {  # key of ENVIRONMENT -> setting of JAX
+    "matmul_precision": "jax_default_matmul_precision",
+    "x64": "jax_enable_x64",
+    "prng": "jax_default_prng_impl",
 }
 COMPLETION = {
     "prompt": str,
     "prompt_tokens": int,  # how many
     "prompt_token_ids": list,
+    "seed": (int, OPTIONAL),
     "text": (str, OPTIONAL),  # null: the model has no tokenizer
     "tokens": list,  # ids of the new tokens, a stop token included
     "pieces": (list, OPTIONAL),  # what each token adds to the text; "" inside a character and for special tokens
@@ -127,6 +137,7 @@ def run(
             "prompt": prompt,
             "prompt_tokens": len(result.prompt_tokens[i]),
             "prompt_token_ids": result.prompt_tokens[i],
+            "seed": result.seeds[i] if result.seeds else None,
             "text": text,
             "tokens": tokens,
             "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),
@@ -171,6 +182,7 @@ def environment() -> dict[str, Any]:
         "jax": jax.__version__,
         "specjax": specjax.__version__,
         "python": platform.python_version(),
+        **{name: getattr(jax.config, setting) for name, setting in PROCESS_WIDE.items()},
     }
 
 

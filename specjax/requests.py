@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from specjax.numeric import (
     per_row,
     real,
 )
-from specjax.sampling import NO_TOKEN, SamplingParams
+from specjax.sampling import NO_TOKEN, EarlyStops, SamplingParams
 from specjax.types import Request
 
 
@@ -36,6 +37,8 @@ class Options:
     verifier: Any = "rejection"  # "rejection", "coupled", or an object of specjax.verify
     num_speculative_tokens: int = 5  # K; 0 is plain decoding
     max_new_tokens: int | None | Sequence[int | None] = 128  # None or -1: up to the model's context; 0: nothing
+    # Before so many new tokens no stop token is generated, and no stop string counts.
+    min_new_tokens: int | None | Sequence[int | None] = None
     temperature: float | Sequence[float] = 0.0  # 0 is greedy; below MIN_TEMPERATURE counts as 0
     top_k: int | None | Sequence[int | None] = None  # 0 and -1 are off
     top_p: float | None | Sequence[float | None] = None
@@ -50,7 +53,7 @@ class Options:
     stop: str | Sequence[str] | None = None  # text that ends a row; kept in the output, as in Hugging Face
     eos_token_id: int | Sequence[int] | None = None  # None: the model's own
     ignore_eos: bool = False
-    seed: int | Sequence[int] = 0  # below 2^64; row i uses seed + i, or its own entry
+    seed: int | None | Sequence[int | None] = 0  # below 2^64; row i uses seed + i, or its own entry; None: a fresh one
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template
     lossy: bool = False  # admits verifiers that change the output's distribution
     # Also return each token's log-probability under the model's raw logits; a number: and those of so many best tokens.
@@ -120,17 +123,18 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     batch, vocab = len(prompts), lm.config.vocab_size
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limits = lengths + _new_tokens(options.max_new_tokens, batch)
+    _check_least(options, batch)
     limits = np.minimum(limits, lm.config.max_position_embeddings).astype(np.int32)
     capacity, chunk = _capacity(lm, options.capacity, int(lengths.max()), int(limits.max()), headroom)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
-    stop_ids = _stop_ids(lm, options, batch)
-    known = None if options.allow_unknown_ids else known_ids.known_ids(lm, stop_ids[0])
+    stops = stop_ids(lm, options, batch)
+    known = None if options.allow_unknown_ids else known_ids.known_ids(lm, stops[0])
     request = Request(
-        key=random.request_keys(_seeds(options.seed, batch)),
-        sampling=sampling_params(options, batch, vocab, known),
-        stop_ids=jnp.asarray(stop_ids),
+        key=random.request_keys(seeds(options.seed, batch)),
+        sampling=sampling_params(options, batch, vocab, known, stops),
+        stop_ids=jnp.asarray(stops),
         limit=jnp.asarray(limits),
         prompt_lengths=jnp.asarray(lengths),
         tokens=jnp.asarray(tokens),
@@ -178,10 +182,13 @@ NUMBERS = {
     "presence_penalty": real(0.0, -STRONGEST, STRONGEST),
     "frequency_penalty": real(0.0, -STRONGEST, STRONGEST),
     "no_repeat_ngram_size": integer(0, " (0 is off)"),
+    "min_new_tokens": integer(0, " (0 is off)"),
 }
 
 
-def sampling_params(options: Options, batch: int, vocab: int, known: np.ndarray | None = None) -> SamplingParams:
+def sampling_params(
+    options: Options, batch: int, vocab: int, known: np.ndarray | None = None, stop_ids: np.ndarray | None = None
+) -> SamplingParams:
     """Checks and packs the sampling options; transforms that no row uses stay None.
 
     Args:
@@ -189,12 +196,13 @@ def sampling_params(options: Options, batch: int, vocab: int, known: np.ndarray 
       batch: B.
       vocab: V.
       known: bool[V], the ids that may be generated at all; None: every id.
+      stop_ids: i32[B, E], padded with NO_TOKEN; ``min_new_tokens`` forbids them. None: there are none.
 
     Raises:
       ValueError: naming the option, the value got and the values expected.
     """
     values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
-    temperature, top_k = values.pop("temperature"), values.pop("top_k")
+    temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
     if temperature is None:
         raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
     return SamplingParams(
@@ -202,6 +210,7 @@ def sampling_params(options: Options, batch: int, vocab: int, known: np.ndarray 
         top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
         logit_bias=_logit_bias(options.logit_bias, batch, vocab),
         allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
+        min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, jnp.asarray(stop_ids)),
         **values,
     )
 
@@ -217,19 +226,37 @@ def _new_tokens(value: Any, batch: int) -> np.ndarray:
     return np.array([unlimited if v is None or v == -1 else min(v, unlimited) for v in values], np.int64)
 
 
-def _seeds(seed: Any, batch: int) -> np.ndarray:
-    """u64[B], all of whose bits count."""
-    given = per_row("seed", seed, batch)
-    seeds = [seed + row for row in range(batch)] if is_int(seed) else given
-    if not all(is_int(seed) and 0 <= seed < 1 << 64 for seed in seeds):
+def _check_least(options: Options, batch: int) -> None:
+    """Raises ValueError if a row must have more new tokens than it may."""
+    bounds = (per_row(name, getattr(options, name), batch) for name in ("min_new_tokens", "max_new_tokens"))
+    for row, (least, most) in enumerate(zip(*bounds, strict=True)):
+        if is_int(least) and most is not None and 0 <= most < least:
+            raise ValueError(f"min_new_tokens must be at most max_new_tokens, got {least} and {most} in row {row}")
+
+
+def seeds(seed: Any, batch: int) -> list[int]:
+    """One seed a row, all of whose 64 bits count; a fresh random one where it is None.
+
+    Raises:
+      ValueError: no integer from 0 to 2^64 - 1.
+    """
+    given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
+    drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
+    if not all(is_int(one) and 0 <= one < 1 << 64 for one in drawn):
         raise ValueError(
-            f"seed must be an integer from 0 to 2^64 - 1, or a list of one a prompt, got {seed!r}"
+            f"seed must be an integer from 0 to 2^64 - 1, None for a fresh one, or a list of one a prompt, got {seed!r}"
             + (f"; prompt i of {batch} has seed + i" if is_int(seed) and batch > 1 else "")
         )
-    return np.array(seeds, np.uint64)
+    return [int(one) for one in drawn]
 
 
-def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
+def filters_without_effect(options: Options) -> list[str]:
+    """Names of the options that choose among likely tokens and do nothing at temperature 0, if a row uses them."""
+    off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
+    return [name for name, values in off.items() if any(v not in values for v in np.ravel(getattr(options, name)))]
+
+
+def stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
     """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
     given: Any = options.eos_token_id
     if options.ignore_eos:

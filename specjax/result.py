@@ -16,6 +16,7 @@ class Result:
     logprobs: list[list[float]] | None  # natural log, under the model's raw logits; None unless asked for
     prompt_tokens: list[list[int]]
     seconds: dict[str, float]  # wall time of "prefill" and "decode", with compilation unless ``warmup`` came first
+    seeds: list[int] = dataclasses.field(default_factory=list)  # with these the rows can be replayed
     # For each token the likeliest ones at its position, (id, log-probability) pairs; None unless asked for.
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
 

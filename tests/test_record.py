@@ -3,6 +3,7 @@
 import copy
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -121,6 +122,27 @@ def test_log_probabilities_that_are_not_the_tokens_are_refused():
         broken["completions"][0][name].pop()
         with pytest.raises(ValueError, match=f"{name}, and tokens"):
             record.check(broken)
+
+
+def test_the_process_wide_settings_that_numbers_depend_on_are_stated():
+    usual = {"matmul_precision": None, "x64": False, "prng": "threefry2x32"}
+    assert {name: record.environment().get(name, "missing") for name in usual} == usual
+    with jax.default_matmul_precision("bfloat16"):
+        assert record.environment()["matmul_precision"] == "bfloat16"
+    with jax.enable_x64(True):
+        assert record.environment()["x64"] is True
+    found = recorded(streamed())
+    record.check(found)
+    for name in ("matmul_precision", "x64", "prng"):
+        del found["environment"][name]
+    record.check(found)  # as records were written before
+
+
+def test_each_completion_states_its_seed():
+    found = recorded(streamed(seed=[3, None]))
+    assert found["completions"][0]["seed"] == 3
+    again = recorded(streamed(seed=[completion["seed"] for completion in found["completions"]], temperature=1.0))
+    assert [c["seed"] for c in again["completions"]] == [c["seed"] for c in found["completions"]]
 
 
 def test_origins_are_what_the_events_said():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import generate, numeric, requests, testing
+from specjax import generate, numeric, requests, stream, testing, warmup
 from specjax.generation import prepare
 from specjax.requests import Options
 
@@ -27,6 +27,7 @@ def job(prompts=PROMPT, **options):
         "presence_penalty": ["presence_penalty", float("nan"), "x", 1e39, -1e39],
         "frequency_penalty": ["frequency_penalty", float("inf"), 1e38, -(10**400)],
         "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
+        "min_new_tokens": ["min_new_tokens", -1, 1.5, True, "3", 129],
         "b38 max_new_tokens": ["max_new_tokens", 1.5, True, -2, "3"],
         "b104 num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
         "seed": ["seed", -1, 1.5, "a", True, 1 << 64, [-(1 << 63)]],
@@ -187,6 +188,45 @@ def test_b111_one_seed_gives_every_row_its_own_key():
     assert len({tuple(k) for k in keys}) == 4
     assert np.array_equal(keys[2], _data(job(seed=7))[0])
     assert np.array_equal(keys, _data(job([[1]] * 4, seed=[5, 6, 7, 8])))
+
+
+@pytest.mark.parametrize("seed", [None, [1, None, 3]])
+def test_a_row_without_a_seed_gets_a_fresh_one_that_replays_it(seed):
+    sampled = dict(temperature=1.0, max_new_tokens=20, ignore_eos=True)
+    first, second = (generate(LM, [[1]] * 3, seed=seed, **sampled) for _ in range(2))
+    drawn = range(3) if seed is None else [1]
+    for row in range(3):
+        assert (first.seeds[row] == second.seeds[row]) == (row not in drawn)
+        assert (first.tokens[row] == second.tokens[row]) == (row not in drawn)
+    assert all(type(s) is int and 0 <= s < 1 << 53 for s in first.seeds), "a JSON number holds so much exactly"
+    if seed:
+        assert first.seeds[::2] == [1, 3]
+    else:
+        assert len(set(first.seeds)) == 3
+    assert generate(LM, [[1]] * 3, seed=first.seeds, **sampled).tokens == first.tokens
+    streamed = stream(LM, [[1]] * 3, seed=seed, **sampled)
+    list(streamed)
+    assert generate(LM, [[1]] * 3, seed=streamed.result().seeds, **sampled).tokens == streamed.result().tokens
+
+
+def test_the_seeds_of_all_rows_are_reported():
+    assert generate(LM, [[1]] * 3, seed=5, max_new_tokens=1).seeds == [5, 6, 7]
+    assert generate(LM, [[1]], seed=np.uint64(1 << 63), max_new_tokens=1).seeds == [1 << 63]
+
+
+@pytest.mark.parametrize("run", [generate, stream, warmup])
+def test_a_filter_without_a_temperature_is_greedy_and_says_so(run, recwarn):
+    for given in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": [None, 0.5]}):
+        with pytest.warns(UserWarning, match=f"{next(iter(given))} .*temperature") as said:
+            run(LM, [[1]] * 2, max_new_tokens=1, **given)
+        assert len(said) == 1 and said[0].filename == __file__, "the caller's own line is named"
+    recwarn.clear()
+    for given in (
+        {"top_p": 0.9, "temperature": 0.0}, {"top_p": 0.9, "temperature": [0.0, 1.0]}, {}, {"repetition_penalty": 1.1},
+        {"top_p": 1.0, "top_k": 0, "min_p": 0.0}, {"top_p": None, "top_k": [None, -1]},
+    ):  # fmt: skip
+        run(LM, [[1]] * 2, max_new_tokens=1, **given)
+    assert not recwarn.list
 
 
 def _data(one):
