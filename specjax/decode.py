@@ -176,9 +176,7 @@ def commit(
 
     rows = jnp.arange(lengths.shape[0])
     round_index = jnp.where(running, state.rounds, state.tokens.shape[1])  # idle rows write nowhere
-    every = jax.nn.log_softmax(logits)  # [B, K+1, V]
-    logprobs = chain.token_probs(every, block)  # [B, K+1]
-    top = None if state.top is None else likeliest(every, state.top.tokens.shape[-1])
+    logprobs, top = _log_probabilities(logits, block, state.top)  # [B, K+1], [B, K+1, n]
     new = state._replace(
         tokens=_append(state.tokens, block, state.lengths),
         lengths=lengths,
@@ -207,6 +205,13 @@ def commit(
         top=top,
     )
     return new, info
+
+
+def _log_probabilities(logits: jax.Array, block: jax.Array, wanted: Top | None) -> tuple[jax.Array, Top | None]:
+    """Those of tokens i32[B, T] under logits f32[B, T, V], and of as many likeliest ones as ``wanted`` has room for."""
+    every = jax.nn.log_softmax(logits)
+    top = None if wanted is None else likeliest(every, wanted.tokens.shape[-1])
+    return chain.token_probs(every, block), top
 
 
 def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:

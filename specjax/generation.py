@@ -123,8 +123,8 @@ def _asked(given: dict[str, Any]) -> Options:
     unused = [] if "temperature" in given else requests.filters_without_effect(options)
     if unused:
         warnings.warn(
-            f"{' and '.join(unused)} without a temperature: decoding is greedy, so they choose among nothing; pass "
-            "temperature=1.0 to sample, or temperature=0.0 to say that greedy decoding is meant",
+            f"{' and '.join(unused)} without a temperature: decoding is greedy, so there is nothing to choose among; "
+            "pass temperature=1.0 to sample, or temperature=0.0 to say that greedy decoding is meant",
             stacklevel=3,
         )
     return options

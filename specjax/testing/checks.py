@@ -185,7 +185,8 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
         if stop is not None:
             changes["eos_token_id"] = stop
         stopped = plain.sequences(plain.run(**changes))
-        state = trial.run(**changes, max_new_tokens=limits)
+        least = [min(pair) for pair in zip(waits, limits, strict=True)]
+        state = trial.run(**changes, max_new_tokens=limits, min_new_tokens=least)
         for i, got in enumerate(trial.sequences(state)):
             want = stopped[i][: limits[i]] if waits[i] else _cut(longest[i][: limits[i]], stop)
             assert stop not in want[: waits[i]], f"plain decoding: row {i} stops before it has {waits[i]} tokens"
