@@ -5,13 +5,14 @@ python scripts/generate.py --prompt "Why is the sky blue?" --chat
 
 import argparse
 import json
+import secrets
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import memory, parallel, record, timing, trace
+from specjax import memory, parallel, record, requests, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
 from specjax.metrics import Totals
@@ -43,7 +44,8 @@ def parse(argv) -> argparse.Namespace:
     add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
     add("--max-new-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    add("--min-new-tokens", type=int, help="before so many no stop token and no stop string ends a completion")
+    add("--temperature", type=float, help="0 is greedy (0.0)")
     add("--top-k", type=int)
     add("--top-p", type=float)
     add("--min-p", type=float)
@@ -54,12 +56,14 @@ def parse(argv) -> argparse.Namespace:
     add("--stop", action="append", help="text that ends a completion; may be repeated")
     add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
     add("--ignore-eos", action="store_true")
-    add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
+    add("--allow-unknown-ids", action="store_true", help="also generate ids that the model has and its tokenizer lacks")
+    add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws one, and says it (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
     add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
     add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
     add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
+    add("--logprobs", type=int, metavar="N", help="record each token's log-probability, and the N best ones there")
     add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
@@ -81,6 +85,8 @@ def parse(argv) -> argparse.Namespace:
         parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
     if args.stream and (args.json == "-" or args.compare or args.trace):
         parser.error("--stream can't go with --json without FILE, --compare or --trace")
+    if args.logprobs is not None and not args.json:
+        parser.error("--logprobs adds to the record of the run, so it needs --json or --json FILE")
     if args.memory and args.json == "-":
         parser.error("--memory prints a line, so it can't go with --json without FILE")
     if args.compare and args.trace:
@@ -94,16 +100,35 @@ def parse(argv) -> argparse.Namespace:
     return args
 
 
+def seed(text: str) -> int:
+    """A seed of the command line; a random one is drawn here, so that all runs of one command have the same."""
+    if text != "random":
+        return int(text)
+    drawn = secrets.randbits(53)
+    print(f"note: --seed {drawn}", file=sys.stderr)
+    return drawn
+
+
 SAMPLING = (
-    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-    "stop eos_token_id ignore_eos chat tools chat_template_kwargs parse_special"
+    "min_new_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "no_repeat_ngram_size allow_unknown_ids stop eos_token_id ignore_eos chat tools chat_template_kwargs parse_special"
 ).split()
 
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """Keyword arguments of specjax.generate."""
     names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
-    return {"drafter": choices.build(lm, args), **{name: getattr(args, name) for name in names}}
+    logprobs = False if args.logprobs is None else args.logprobs
+    given = {name: getattr(args, name) for name in names}
+    return {"drafter": choices.build(lm, args), "logprobs": logprobs, **given, "temperature": args.temperature or 0.0}
+
+
+def greedy_note(args: argparse.Namespace) -> None:
+    """Says that filters do nothing where no temperature is asked for."""
+    unused = requests.filters_without_effect(specjax.Options(top_k=args.top_k, top_p=args.top_p, min_p=args.min_p))
+    if args.temperature is None and unused:
+        flags = " and ".join("--" + name.replace("_", "-") for name in unused)
+        print(f"note: {flags} without --temperature: decoding is greedy, so they choose among nothing", file=sys.stderr)
 
 
 def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result) -> dict:
@@ -117,7 +142,7 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
         "drafter": choices.settings(args),
         "verifier": args.verifier,
         "num_speculative_tokens": result.metrics[0].num_speculative_tokens,
-        "sampling": {name: getattr(args, name) for name in SAMPLING},
+        "sampling": {**{name: getattr(args, name) for name in SAMPLING}, "temperature": args.temperature or 0.0},
         "max_new_tokens": None if args.max_new_tokens == -1 else args.max_new_tokens,
         "seed": args.seed,
     }
@@ -164,6 +189,7 @@ def run(args: argparse.Namespace) -> None:
     streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)
     streamed = streamed and not args.compare
     specjax.warmup(lm, prompts, streaming=streamed, **options)
+    greedy_note(args)
     rounds = None
     if streamed:
         events = specjax.stream(lm, prompts, **options)

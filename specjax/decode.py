@@ -12,6 +12,7 @@ from jax import lax
 
 from specjax import random, sampling, tree
 from specjax.arrays import span
+from specjax.logprobs import Top, likeliest
 from specjax.models import cache as kv
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -176,7 +177,7 @@ def commit(
 
     rows = jnp.arange(lengths.shape[0], dtype=jnp.int32)
     round_index = jnp.where(running, state.rounds, state.tokens.shape[1])  # idle rows write nowhere
-    logprobs = chain.token_probs(jax.nn.log_softmax(logits), block)  # [B, K+1]
+    logprobs, top = _log_probabilities(logits, block, state.top)  # [B, K+1], [B, K+1, n]
     new = state._replace(
         tokens=_append(state.tokens, block, state.lengths),
         lengths=lengths,
@@ -187,6 +188,7 @@ def commit(
         drafted=state.drafted.at[rows, round_index].set(drafted, mode="drop"),
         accepted=state.accepted.at[rows, round_index].set(accepted, mode="drop"),
         logprobs=None if state.logprobs is None else _append(state.logprobs, logprobs, state.lengths),
+        top=jax.tree.map(lambda buffer, new: _append(buffer, new, state.lengths), state.top, top),
     )
     info = RoundInfo(
         starts=state.lengths,
@@ -201,8 +203,16 @@ def commit(
         logprobs=logprobs,
         active=active,
         failed=new.failed,
+        top=top,
     )
     return new, info
+
+
+def _log_probabilities(logits: jax.Array, block: jax.Array, wanted: Top | None) -> tuple[jax.Array, Top | None]:
+    """Those of tokens i32[B, T] under logits f32[B, T, V], and of as many likeliest ones as ``wanted`` has room for."""
+    every = jax.nn.log_softmax(logits)
+    top = None if wanted is None else likeliest(every, wanted.tokens.shape[-1])
+    return chain.token_probs(every, block), top
 
 
 def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:
@@ -213,13 +223,22 @@ def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:
 def _append(buffer: jax.Array, block: jax.Array, lengths: jax.Array) -> jax.Array:
     # Capacity leaves room for a whole block past the limit, so the slice is never clamped; what lies past the new
     # length is overwritten by the next round.
-    return jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(buffer, block, lengths)
+    return jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=0))(buffer, block, lengths)
 
 
 def start(
-    target: LM, drafter: Drafter, request: Request, num_speculative_tokens: int, chunk: int, logprobs: bool
+    target: LM,
+    drafter: Drafter,
+    request: Request,
+    num_speculative_tokens: int,
+    chunk: int,
+    logprobs: bool,
+    best: int = 0,
 ) -> DecodeState:
-    """The state before the first round: caches allocated, all but the last prompt token fed, ``chunk`` at a time."""
+    """The state before the first round: caches allocated, all but the last prompt token fed, ``chunk`` at a time.
+
+    ``logprobs`` makes room for those of the tokens, ``best`` for those of so many likeliest tokens at each position.
+    """
     random.check_keys(request.key)
     batch, capacity = request.tokens.shape
     wanted = jnp.max(request.prompt_lengths) - 1
@@ -244,6 +263,7 @@ def start(
         drafted=jnp.zeros((batch, capacity), jnp.int32),
         accepted=jnp.zeros((batch, capacity), jnp.int32),
         logprobs=jnp.zeros((batch, capacity), jnp.float32) if logprobs else None,
+        top=Top(*(jnp.zeros((batch, capacity, best), dtype) for dtype in (jnp.int32, jnp.float32))) if best else None,
     )
 
 
@@ -259,6 +279,6 @@ def run(
 
 
 # The compiled forms. The state is donated, so its caches are updated in place; weights never are.
-start_jit = jax.jit(start, static_argnames=("num_speculative_tokens", "chunk", "logprobs"))
+start_jit = jax.jit(start, static_argnames=("num_speculative_tokens", "chunk", "logprobs", "best"))
 round_jit = jax.jit(round, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")
 run_jit = jax.jit(run, static_argnames=("verifier", "num_speculative_tokens"), donate_argnames="state")

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import inspect
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,51 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, requests, trace
+from specjax import decode, known_ids, logprobs, requests, trace
 from specjax.chat import is_conversation
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.metrics import Metrics
 from specjax.models.lm import LM
-from specjax.requests import Options, stop_strings
+from specjax.numeric import is_int, per_row
+from specjax.requests import Options
+from specjax.result import Event, NoDistributionError, Result
+from specjax.stops import stop_strings, stop_token_ids
 from specjax.text import TextStream, check_unicode
 from specjax.types import DecodeState, Drafter, Request, RoundInfo, Verifier
 from specjax.verify import VERIFIERS
 
 DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What was generated; entry i of every list belongs to prompt i."""
-
-    tokens: list[list[int]]  # new tokens, a stop token included
-    texts: list[str] | None  # their text without special tokens; None if the model has no tokenizer
-    finish_reasons: list[str | None]  # "stop" (stop token or stop string), "length"; None: the stream was left early
-    metrics: list[Metrics]
-    logprobs: list[list[float]] | None  # natural log, under the model's raw logits; None unless asked for
-    prompt_tokens: list[list[int]]
-    stop_token_ids: list[int]  # at which a row ends
-    date: str | None  # that the chat template was told; None: it asked for none
-    seconds: dict[str, float]  # wall time of "prefill" and "decode", with compilation unless ``warmup`` came first
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """One token of a stream."""
-
-    row: int
-    token: int
-    text: str  # what this token adds; "" while a character is incomplete
-    from_draft: bool  # drafted and accepted, or the target's own
-    finish_reason: str | None  # set on a row's last token
-
-
-class NoDistributionError(ValueError):
-    """A row was left without any token of finite logit; ``result`` holds what was generated until then."""
-
-    def __init__(self, message: str, result: Result):
-        super().__init__(message)
-        self.result = result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +43,34 @@ class Job:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        return requests.stop_token_ids(self.lm, self.options)
+        return stop_token_ids(self.lm, self.options)
 
     @property
     def block(self) -> int:
         """Tokens of the widest block that is verified: K + 1, or more for trees."""
         return self.drafter.widths(self.num_speculative_tokens)[-1]
 
+    @property
+    def best(self) -> int:
+        """How many of the likeliest tokens are wanted at each position."""
+        return logprobs.best_wanted(self.options.logprobs, self.lm.config.vocab_size)
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The static arguments of ``decode.start``."""
+        return dict(chunk=self.chunk, logprobs=logprobs.wanted(self.options.logprobs), best=self.best)
+
     def compile(self, streaming: bool = False) -> None:
         """Compiles :meth:`start` and :meth:`run` (or :meth:`round`), and runs nothing: jobs may do so in threads."""
         given = self.lm, self.drafter, self.request, self.num_speculative_tokens
-        fixed = dict(chunk=self.chunk, logprobs=self.options.logprobs)
-        started = decode.start_jit.lower(*given, **fixed).compile()
+        started = decode.start_jit.lower(*given, **self.fixed).compile()
         # Where arrays lie is part of a program, but on one device nothing is pinned to it.
-        state = started.out_info if self.lm.mesh is not None else decode.start_jit.eval_shape(*given, **fixed)
+        state = started.out_info if self.lm.mesh is not None else decode.start_jit.eval_shape(*given, **self.fixed)
         loop = decode.round_jit if streaming else decode.run_jit
         loop.lower(self.lm, self.drafter, self.verifier, self.num_speculative_tokens, state).compile()
 
     def start(self, request: Request) -> DecodeState:
-        size, logprobs = self.num_speculative_tokens, self.options.logprobs
-        return decode.start_jit(self.lm, self.drafter, request, size, chunk=self.chunk, logprobs=logprobs)
+        return decode.start_jit(self.lm, self.drafter, request, self.num_speculative_tokens, **self.fixed)
 
     def run(self, state: DecodeState) -> DecodeState:
         return decode.run_jit(self.lm, self.drafter, self.verifier, self.num_speculative_tokens, state)
@@ -106,10 +84,11 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
     verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
     size = options.num_speculative_tokens
-    if not requests.is_int(size) or size < 0:
+    if not is_int(size) or size < 0:
         raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
     if not (verifier.lossless or options.lossy):
         raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")
+    logprobs.check(options.logprobs)
     if options.stop is not None and lm.tokenizer is None:
         raise ValueError("stop strings need a tokenizer, and the model has none; use eos_token_id")
     if not all(isinstance(s, str) and s for s in stop_strings(options)):
@@ -122,6 +101,8 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
         options = dataclasses.replace(options, date=datetime.date.today().isoformat())  # so that the result can say it
     template = {name: getattr(options, name) for name in ("parse_special", "tools", "date", "chat_template_kwargs")}
     ids = requests.encode_prompts(lm, prompts, options.chat, **template)
+    if not options.allow_unknown_ids:
+        known_ids.check_prompts(lm, ids)
     size = min(int(size), lm.config.max_position_embeddings)
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0
@@ -132,6 +113,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
             f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({width - 1} tokens, {size} deep); "
             f"choose one of {able}, or a drafter of chains"
         )
+    options = dataclasses.replace(options, seed=requests.seeds(options.seed, len(ids)))
     request, chunk = requests.build(lm, ids, options, headroom=width)
     return Job(lm, drafter, verifier, size, ids, request, chunk, options)
 
@@ -143,6 +125,18 @@ def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
             f"{what} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
         )
     return value
+
+
+def _asked(given: dict[str, Any]) -> Options:
+    options = Options(**given)
+    unused = [] if "temperature" in given else requests.filters_without_effect(options)
+    if unused:
+        warnings.warn(
+            f"{' and '.join(unused)} without a temperature: decoding is greedy, so there is nothing to choose among; "
+            "pass temperature=1.0 to sample, or temperature=0.0 to say that greedy decoding is meant",
+            stacklevel=3,
+        )
+    return options
 
 
 def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
@@ -161,7 +155,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
       ValueError: for any option or prompt that can't be used, before any device work.
       NoDistributionError: if a row ends up with no finite logit (NaN weights, contradictory masks).
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, _asked(options))
     if stop_strings(job.options):  # strings can only be looked for on the host
         rounds = Stream(job)
         for _ in rounds:
@@ -172,7 +166,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
     jax.block_until_ready(state.lengths)
     prefilled = time.perf_counter()
     state = job.run(state)
-    record = ("tokens", "lengths", "failed", "rounds", "drafted", "accepted", "logprobs")
+    record = ("tokens", "lengths", "failed", "rounds", "drafted", "accepted", "logprobs", "top")
     host = jax.device_get({name: getattr(state, name) for name in record})
     seconds = {"prefill": prefilled - began, "decode": time.perf_counter() - prefilled}
     rows = [_Row(job) for _ in job.prompts]
@@ -180,7 +174,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
         new = slice(len(prompt), host["lengths"][i])
         row.tokens = host["tokens"][i, new].tolist()
         row.drafted, row.accepted = (host[name][i, : host["rounds"][i]].tolist() for name in ("drafted", "accepted"))
-        row.logprobs = host["logprobs"][i, new].tolist() if job.options.logprobs else []
+        row.learn(host["logprobs"], host["top"], (i, new))
         row.failed = bool(host["failed"][i])
         row.finish_reason = None if row.failed else row.reason_of_end(job, i)
     return _result(job, rows, seconds)
@@ -188,7 +182,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
     """Like :func:`generate`, token by token: iterate over the events; ``.result()`` gives the record at any time."""
-    return Stream(prepare(lm, prompts, Options(**options)))
+    return Stream(prepare(lm, prompts, _asked(options)))
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
@@ -196,7 +190,7 @@ def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) 
 
     The first execution of a compiled program is slow too: kernels and weights are touched for the first time.
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, _asked(options))
     block = job.request.prompt_lengths + job.num_speculative_tokens + 2
     request = job.request._replace(limit=jnp.minimum(job.request.limit, block))
     state = job.start(request)
@@ -211,11 +205,18 @@ class _Row:
     def __init__(self, job: Job):
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.top: list[list[tuple[int, float]]] = []
         self.drafted: list[int] = []
         self.accepted: list[int] = []
         self.finish_reason: str | None = None
         self.failed = False
-        self.text = TextStream(job.lm.tokenizer, stop_strings(job.options)) if job.lm.tokenizer is not None else None
+        self.text = TextStream(job.lm.tokenizer) if job.lm.tokenizer is not None else None
+
+    def learn(self, own: Any, top: logprobs.Top | None, where: tuple) -> None:
+        """Log-probabilities of some more tokens, and the likeliest ones there: at one place of f32[B, T], [B, T, n]."""
+        own, top = jax.tree.map(lambda x: x[where], (own, top))
+        self.logprobs += [] if own is None else own.tolist()
+        self.top += [] if top is None else logprobs.pairs(top)
 
     def reason_of_end(self, job: Job, index: int) -> str:
         stop_ids = np.asarray(job.request.stop_ids)[index]
@@ -231,6 +232,7 @@ class Stream:
         self._described = 0  # so many of the infos are in the trace
         self._job = job
         self._rows = [_Row(job) for _ in job.prompts]
+        self._least = [least or 0 for least in per_row("min_new_tokens", job.options.min_new_tokens, len(job.prompts))]
         self._seconds = {"prefill": 0.0, "decode": 0.0}
         self._events = self._run()
 
@@ -288,8 +290,10 @@ class Stream:
         committed = int(info.committed[index])
         for i in range(committed):
             row.tokens.append(int(info.tokens[index, i]))
-            if self._job.options.logprobs:
-                row.logprobs.append(float(info.logprobs[index, i]))
+            if self._job.fixed["logprobs"]:
+                row.learn(info.logprobs, info.top, (index, slice(i, i + 1)))
+            if row.text and len(row.tokens) > self._least[index]:
+                row.text.stop = stop_strings(self._job.options)
             piece = row.text.push(row.tokens[-1]) if row.text else ""
             if row.text and row.text.stopped:
                 row.finish_reason = "stop"
@@ -297,7 +301,8 @@ class Stream:
                 row.finish_reason = row.reason_of_end(self._job, index)
             if row.text and row.finish_reason:
                 piece += row.text.flush()
-            yield Event(index, row.tokens[-1], piece, i < int(info.accepted[index]), row.finish_reason)
+            own, top = row.logprobs[-1] if row.logprobs else None, row.top[-1] if row.top else None
+            yield Event(index, row.tokens[-1], piece, i < int(info.accepted[index]), row.finish_reason, own, top)
             if row.finish_reason:
                 return
 
@@ -312,10 +317,12 @@ def _result(job: Job, rows: list[_Row], seconds: dict[str, float]) -> Result:
         texts=None if tokenizer is None else [tokenizer.decode(row.tokens) for row in rows],
         finish_reasons=[row.finish_reason for row in rows],
         metrics=metrics,
-        logprobs=[list(row.logprobs) for row in rows] if job.options.logprobs else None,
+        logprobs=[list(row.logprobs) for row in rows] if job.fixed["logprobs"] else None,
+        top_logprobs=[list(row.top) for row in rows] if job.best else None,
         prompt_tokens=job.prompts,
         stop_token_ids=job.stop_token_ids,
         date=job.options.date,
+        seeds=requests.seeds(job.options.seed, len(rows)),
         seconds=dict(seconds),
     )
     failed = [(i, len(row.tokens)) for i, row in enumerate(rows) if row.failed]

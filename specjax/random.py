@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Purposes. TOKEN is the target's own draw, of a bonus, a correction or a plain token.
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
@@ -53,8 +54,13 @@ def check_keys(keys: jax.Array) -> None:
 
 
 def request_keys(seeds) -> jax.Array:
-    """One key a request: i32[B] seeds to key[B]."""
-    return jax.vmap(key)(jnp.asarray(seeds, jnp.uint32))
+    """One key a request: integers u64[B], on the host, to key[B].
+
+    The two words of a seed are those of its key, as in ``jax.random.key`` of seeds below 2^32.
+    """
+    seeds = np.asarray(seeds, np.uint64)
+    words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)  # [B, 2]
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=IMPLEMENTATION)
 
 
 def fold(keys: jax.Array, data) -> jax.Array:

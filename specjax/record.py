@@ -46,7 +46,7 @@ SETTINGS = {
     "num_speculative_tokens": int,  # K; 0 is plain decoding
     "sampling": dict,  # temperature, top_k, ...: as asked for; null is off
     "max_new_tokens": (int, OPTIONAL),  # null: up to the context
-    "seed": int,  # of the first prompt; prompt i has seed + i
+    "seed": int,  # of the first prompt; unless its completion says otherwise, prompt i has seed + i
 }
 ENVIRONMENT = {
     "device": str,
@@ -56,15 +56,27 @@ ENVIRONMENT = {
     "jax": str,
     "specjax": str,
     "python": str,
+    # Settings of the whole process that numbers depend on; records before them lack them.
+    "matmul_precision": (str, OPTIONAL),  # jax_default_matmul_precision; null: the device's default
+    "x64": (bool, OPTIONAL),  # jax_enable_x64
+    "prng": (str, OPTIONAL),  # jax_default_prng_impl; requests' keys are threefry2x32 whatever it is
+}
+PROCESS_WIDE = {  # key of ENVIRONMENT -> setting of JAX
+    "matmul_precision": "jax_default_matmul_precision",
+    "x64": "jax_enable_x64",
+    "prng": "jax_default_prng_impl",
 }
 COMPLETION = {
     "prompt": str,  # a conversation in JSON
     "prompt_tokens": int,  # how many
     "prompt_token_ids": list,
+    "seed": (int, OPTIONAL),
     "text": (str, OPTIONAL),  # null: the model has no tokenizer
     "tokens": list,  # ids of the new tokens, a stop token included
     "pieces": (list, OPTIONAL),  # what each token adds to the text; "" inside a character and for special tokens
     "origins": list,  # of each token: "accepted", "correction", "bonus" or "plain" (Metrics.origins)
+    "logprobs": (list, OPTIONAL),  # of each token, natural log under the model's raw logits; null: not asked for
+    "top_logprobs": (list, OPTIONAL),  # for each token the likeliest ones there, [id, log-probability] pairs
     "finish_reason": (str, OPTIONAL),  # null: left early
     "metrics": dict,  # Metrics.to_dict
     "rounds": (list, OPTIONAL),  # known if the run was streamed; one of ROUND a step
@@ -122,17 +134,20 @@ def run(
     Raises:
       ValueError: if the parts contradict each other.
     """
-    completions = []
+    completions, best = [], result.top_logprobs
     for i, prompt in enumerate(listed(prompts)):
         tokens, text = result.tokens[i], result.texts[i] if result.texts else None
         completion = {
             "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
             "prompt_tokens": len(result.prompt_tokens[i]),
             "prompt_token_ids": result.prompt_tokens[i],
+            "seed": result.seeds[i] if result.seeds else None,
             "text": text,
             "tokens": tokens,
             "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),
             "origins": result.metrics[i].origins(),
+            "logprobs": None if result.logprobs is None else result.logprobs[i],
+            "top_logprobs": None if best is None else [[list(pair) for pair in pairs] for pairs in best[i]],
             "finish_reason": result.finish_reasons[i],
             "metrics": result.metrics[i].to_dict(),
             "rounds": None if rounds is None else list(rounds[i]),
@@ -173,6 +188,7 @@ def environment() -> dict[str, Any]:
         "jax": jax.__version__,
         "specjax": specjax.__version__,
         "python": platform.python_version(),
+        **{name: getattr(jax.config, setting) for name, setting in PROCESS_WIDE.items()},
     }
 
 
@@ -231,6 +247,9 @@ def _check_completion(where: str, completion: Any, size: int) -> None:
     if pieces is not None:
         _same(f"{where}: pieces, and tokens", len(pieces), len(tokens))
         _same(f"{where}: text, and its pieces", completion.get("text"), "".join(pieces))
+    for name in ("logprobs", "top_logprobs"):
+        if completion.get(name) is not None:
+            _same(f"{where}: {name}, and tokens", len(completion[name]), len(tokens))
     if completion.get("rounds") is not None:
         _check_rounds(f"{where}.rounds", completion, metrics)
 

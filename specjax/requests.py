@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import numbers
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import random
+from specjax import known_ids, random
 from specjax.chat import is_conversation
 from specjax.models.lm import LM
-from specjax.sampling import NO_TOKEN, SamplingParams
+from specjax.numeric import (
+    LARGEST_FLOAT,
+    SMALLEST_FLOAT,
+    STRONGEST,
+    STRONGEST_REPETITION,
+    Number,
+    in_range,
+    integer,
+    is_int,
+    is_real,
+    per_row,
+    real,
+)
+from specjax.sampling import EarlyStops, SamplingParams
+from specjax.stops import stop_ids
 from specjax.types import Request
 
 
@@ -25,6 +39,8 @@ class Options:
     verifier: Any = "rejection"  # "rejection", "coupled", or an object of specjax.verify
     num_speculative_tokens: int = 5  # K; 0 is plain decoding
     max_new_tokens: int | None | Sequence[int | None] = 128  # None or -1: up to the model's context; 0: nothing
+    # Before so many new tokens no stop token is generated, and no stop string counts.
+    min_new_tokens: int | None | Sequence[int | None] = None
     temperature: float | Sequence[float] = 0.0  # 0 is greedy; below MIN_TEMPERATURE counts as 0
     top_k: int | None | Sequence[int | None] = None  # 0 and -1 are off
     top_p: float | None | Sequence[float | None] = None
@@ -35,17 +51,19 @@ class Options:
     no_repeat_ngram_size: int | None | Sequence[int | None] = None  # over prompt and output
     logit_bias: dict[int, float] | None | Sequence[dict[int, float] | None] = None
     allowed_token_ids: Sequence[int] | None | Sequence[Sequence[int] | None] = None
+    allow_unknown_ids: bool = False  # whether ids that the tokenizer lacks may be generated and stand in prompts
     stop: str | Sequence[str] | None = None  # text or special token that ends a row; kept, as in Hugging Face
     eos_token_id: int | Sequence[int] | None = None  # replaces the model's own, lm.config.eos_token_ids
     ignore_eos: bool = False
-    seed: int | Sequence[int] = 0  # row i uses seed + i, or its own entry
+    seed: int | None | Sequence[int | None] = 0  # below 2^64; row i uses seed + i, or its own entry; None: a fresh one
     chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template; conversations always are
     tools: Sequence[Any] | None = None  # for the chat template: JSON schemas, or Python functions with docstrings
     chat_template_kwargs: dict[str, Any] | None = None  # further variables of the chat template
     date: str | None = None  # ISO date for a chat template that asks for the present; None: today
     parse_special: bool | None = None  # control strings in prompts are tokens; None: in plain text but not in messages
     lossy: bool = False  # admits verifiers that change the output's distribution
-    logprobs: bool = False  # also return each token's log-probability under the model's raw logits
+    # Also return each token's log-probability under the model's raw logits; a number: and those of so many best tokens.
+    logprobs: bool | int = False
     capacity: int | None = None  # room for at least so many tokens: calls of one capacity share a program
 
 
@@ -152,30 +170,37 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     batch, vocab = len(prompts), lm.config.vocab_size
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limits = lengths + _new_tokens(options.max_new_tokens, batch)
+    _check_least(options, batch)
     limits = np.minimum(limits, lm.config.max_position_embeddings).astype(np.int32)
-    needed = int(limits.max()) + headroom
-    if options.capacity is None:
-        chunk = prefill_chunk(int(lengths.max()))
-    else:
-        if not is_int(options.capacity) or options.capacity < needed:
-            raise ValueError(
-                f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
-                f"of drafted tokens and one more; got {options.capacity!r}"
-            )
-        needed, chunk = int(options.capacity), prefill_chunk(int(options.capacity))
-    capacity = bucket(needed, chunk)
+    capacity, chunk = _capacity(lm, options.capacity, int(lengths.max()), int(limits.max()), headroom)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
+    stops = stop_ids(lm, options, batch)
+    known = None if options.allow_unknown_ids else known_ids.known_ids(lm, stops[0])
     request = Request(
-        key=random.request_keys(_seeds(options.seed, batch)),
-        sampling=sampling_params(options, batch, vocab),
-        stop_ids=jnp.asarray(_stop_ids(lm, options, batch)),
+        key=random.request_keys(seeds(options.seed, batch)),
+        sampling=sampling_params(options, batch, vocab, known, stops),
+        stop_ids=jnp.asarray(stops),
         limit=jnp.asarray(limits),
         prompt_lengths=jnp.asarray(lengths),
         tokens=jnp.asarray(tokens),
     )
     return request, chunk
+
+
+def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tuple[int, int]:
+    """Tokens that a row has room for, and the prefill chunk, which divides them."""
+    needed = limit + headroom
+    if asked is not None:
+        if not (is_int(asked) and asked >= needed):
+            raise ValueError(
+                f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
+                f"of drafted tokens and one more; got {asked!r}"
+            )
+        longest = needed = min(int(asked), lm.config.max_position_embeddings + headroom)  # no text is longer
+    chunk = prefill_chunk(longest)
+    return bucket(needed, chunk), chunk
 
 
 def bucket(needed: int, multiple: int) -> int:
@@ -193,69 +218,52 @@ def prefill_chunk(longest: int) -> int:
     return min(512, max(64, 1 << (longest - 1).bit_length()))
 
 
-def sampling_params(options: Options, batch: int, vocab: int) -> SamplingParams:
-    """Checks and packs the sampling options; transforms that no row uses stay None."""
+NUMBERS = {
+    "temperature": real(0.0, 0, STRONGEST),
+    "top_k": integer(-1, " (0 and -1 are off)"),
+    "top_p": Number(
+        1.0, jnp.float32, lambda p: in_range(p, 0, 1) and p > 0, "a number above 0 and at most 1", low=SMALLEST_FLOAT
+    ),
+    "min_p": real(0.0, 0, 1),
+    "repetition_penalty": real(1.0, 1 / STRONGEST_REPETITION, STRONGEST_REPETITION),
+    "presence_penalty": real(0.0, -STRONGEST, STRONGEST),
+    "frequency_penalty": real(0.0, -STRONGEST, STRONGEST),
+    "no_repeat_ngram_size": integer(0, " (0 is off)"),
+    "min_new_tokens": integer(0, " (0 is off)"),
+}
 
-    def row_values(name, off, check, expected, dtype):
-        values = _per_row(name, getattr(options, name), batch)
-        if all(value is None for value in values):
-            return None
-        for row, value in enumerate(values):
-            if value is not None and not check(value):
-                raise ValueError(f"{name} must be {expected}, got {value!r}" + (f" in row {row}" if batch > 1 else ""))
-        return jnp.asarray([off if value is None else value for value in values], dtype)
 
-    def real(low, high=math.inf, open_low=False):
-        return lambda v: _is_real(v) and math.isfinite(v) and (low < v if open_low else low <= v) and v <= high
+def sampling_params(
+    options: Options, batch: int, vocab: int, known: np.ndarray | None = None, stop_ids: np.ndarray | None = None
+) -> SamplingParams:
+    """Checks and packs the sampling options; transforms that no row uses stay None.
 
-    any_real = real(-math.inf)
-    temperature = row_values("temperature", 0.0, real(0), "a finite number >= 0", jnp.float32)
+    Args:
+      options: the caller's.
+      batch: B.
+      vocab: V.
+      known: bool[V], the ids that may be generated at all; None: every id.
+      stop_ids: i32[B, E], padded with NO_TOKEN; ``min_new_tokens`` forbids them. None: there are none.
+
+    Raises:
+      ValueError: naming the option, the value got and the values expected.
+    """
+    values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
+    temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
     if temperature is None:
-        raise ValueError("temperature must be a finite number >= 0, got None")
-    top_k = row_values("top_k", 0, lambda v: is_int(v) and v >= -1, "an integer >= -1 (0 and -1 are off)", jnp.int32)
-    ngram = row_values(
-        "no_repeat_ngram_size", 0, lambda v: is_int(v) and v >= 0, "an integer >= 0 (0 is off)", jnp.int32
-    )
-    penalty = {
-        name: row_values(name, 0.0, any_real, "a finite number", jnp.float32)
-        for name in ("presence_penalty", "frequency_penalty")
-    }
+        raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
     return SamplingParams(
         temperature=jnp.where(temperature < MIN_TEMPERATURE, 0.0, temperature),
         top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
-        top_p=row_values("top_p", 1.0, real(0, 1, open_low=True), "a number above 0 and at most 1", jnp.float32),
-        min_p=row_values("min_p", 0.0, real(0, 1), "a number from 0 to 1", jnp.float32),
-        repetition_penalty=row_values(
-            "repetition_penalty", 1.0, real(0, open_low=True), "a finite number above 0", jnp.float32
-        ),
-        no_repeat_ngram_size=ngram,
         logit_bias=_logit_bias(options.logit_bias, batch, vocab),
-        allowed=_allowed(options.allowed_token_ids, batch, vocab),
-        **penalty,
+        allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
+        min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, jnp.asarray(stop_ids)),
+        **values,
     )
 
 
-def is_int(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _per_row(name: str, value: Any, batch: int) -> list:
-    """One value a row, of a single value or a list."""
-    if isinstance(value, np.ndarray | jax.Array):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return [value] * batch
-    if len(value) != batch:
-        raise ValueError(f"{name} has {len(value)} values for {batch} prompts; give one value, or one a prompt")
-    return list(value)
-
-
 def _new_tokens(value: Any, batch: int) -> np.ndarray:
-    values = _per_row("max_new_tokens", value, batch)
+    values = per_row("max_new_tokens", value, batch)
     for v in values:
         if v is not None and not (is_int(v) and v >= -1):
             raise ValueError(
@@ -265,67 +273,58 @@ def _new_tokens(value: Any, batch: int) -> np.ndarray:
     return np.array([unlimited if v is None or v == -1 else min(v, unlimited) for v in values], np.int64)
 
 
-def _seeds(seed: Any, batch: int) -> np.ndarray:
-    seeds = seed + np.arange(batch) if is_int(seed) else np.array(_per_row("seed", seed, batch))
-    if seeds.dtype.kind not in "iu" or (seeds < 0).any():
-        raise ValueError(f"seed must be an integer >= 0, or a list of one a prompt, got {seed!r}")
-    return (seeds % (1 << 32)).astype(np.uint32)
+def _check_least(options: Options, batch: int) -> None:
+    """Raises ValueError if a row must have more new tokens than it may."""
+    bounds = (per_row(name, getattr(options, name), batch) for name in ("min_new_tokens", "max_new_tokens"))
+    for row, (least, most) in enumerate(zip(*bounds, strict=True)):
+        if is_int(least) and most is not None and 0 <= most < least:
+            raise ValueError(f"min_new_tokens must be at most max_new_tokens, got {least} and {most} in row {row}")
 
 
-def stop_strings(options: Options) -> tuple[str, ...]:
-    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
-
-
-def stop_token_ids(lm: LM, options: Options) -> list[int]:
-    """The tokens that end a row: ``eos_token_id``, else the model's own; and stop strings that are special tokens.
+def seeds(seed: Any, batch: int) -> list[int]:
+    """One seed a row, all of whose 64 bits count; a fresh random one where it is None.
 
     Raises:
-      ValueError: ``eos_token_id`` is no id of the model.
+      ValueError: no integer from 0 to 2^64 - 1.
     """
-    given: Any = options.eos_token_id
-    if options.ignore_eos:
-        ids = []
-    elif given is None:
-        ids = list(lm.config.eos_token_ids)
-    else:
-        ids = list(given) if isinstance(given, list | tuple) else [given]
-        for token in ids:
-            if not (is_int(token) and 0 <= token < lm.config.vocab_size):
-                raise ValueError(
-                    f"eos_token_id must be an id below the vocabulary size {lm.config.vocab_size}, or a list of such, "
-                    f"got {given!r}"
-                )
-    for text in stop_strings(options):  # a special token prints nothing, so its text is never found
-        token = lm.tokenizer.special_id(text)  # type: ignore[union-attr]
-        ids += [] if token is None else [token]
-    return list(dict.fromkeys(ids))
+    given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
+    drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
+    if not all(is_int(one) and 0 <= one < 1 << 64 for one in drawn):
+        raise ValueError(
+            f"seed must be an integer from 0 to 2^64 - 1, None for a fresh one, or a list of one a prompt, got {seed!r}"
+            + (f"; prompt i of {batch} has seed + i" if is_int(seed) and batch > 1 else "")
+        )
+    return [int(one) for one in drawn]
 
 
-def _stop_ids(lm: LM, options: Options, batch: int) -> np.ndarray:
-    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
-    ids = stop_token_ids(lm, options)
-    padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)
-    padded[: len(ids)] = ids
-    return np.tile(padded, (batch, 1))
+def filters_without_effect(options: Options) -> list[str]:
+    """Names of the options that choose among likely tokens and do nothing at temperature 0, if a row uses them."""
+    off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
+    return [name for name, values in off.items() if any(v not in values for v in np.ravel(getattr(options, name)))]
 
 
 def _logit_bias(value: Any, batch: int, vocab: int) -> jax.Array | None:
-    rows = _per_row("logit_bias", value, batch)
+    rows = per_row("logit_bias", value, batch)
     if all(row is None for row in rows):
         return None
     bias = np.zeros((batch, vocab), np.float32)
     for row, entries in enumerate(rows):
         for token, amount in (entries or {}).items():
-            if not (is_int(token) and 0 <= token < vocab and _is_real(amount) and not math.isnan(amount)):
+            if not (is_int(token) and 0 <= token < vocab):
                 raise ValueError(f"logit_bias maps token ids below {vocab} to numbers, got {token!r}: {amount!r}")
+            if not (in_range(amount, -LARGEST_FLOAT, STRONGEST) or (is_real(amount) and amount == -math.inf)):
+                raise ValueError(
+                    f"logit_bias must be numbers from -3.4e38 to {STRONGEST:g}, or -inf to forbid a token, got "
+                    f"{token!r}: {amount!r}"
+                )
             bias[row, token] = amount
     return jnp.asarray(bias)
 
 
-def _allowed(value: Any, batch: int, vocab: int) -> jax.Array | None:
+def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> jax.Array | None:
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
-    rows = [value] * batch if one_list_for_all else _per_row("allowed_token_ids", value, batch)
-    if all(row is None for row in rows):
+    rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
+    if known is None and all(row is None for row in rows):
         return None
     allowed = np.zeros((batch, vocab), bool)
     for row, ids in enumerate(rows):
@@ -336,4 +335,11 @@ def _allowed(value: Any, batch: int, vocab: int) -> jax.Array | None:
                 "generated"
             )
         allowed[row, list(ids)] = True
+        if known is not None:
+            allowed[row] &= known
+            if not allowed[row].any():
+                raise ValueError(
+                    f"allowed_token_ids of row {row} must hold an id that the tokenizer has, got {ids!r}; "
+                    f"{known_ids.ALLOW}"
+                )
     return jnp.asarray(allowed)

@@ -1,12 +1,12 @@
 """From logits to the distribution that is sampled: a chain of small per-row transforms, for target and draft alike.
 
 The order is Hugging Face's: logit bias, repetition, presence and frequency penalties, no-repeat n-grams, allowed
-tokens, temperature, top-k, top-p, min-p. Temperature 0 is the limit of the same chain: a one-hot distribution on the
-lowest-numbered best token. Everything is float32 from one cast of the logits.
+tokens, stop tokens that come too early, temperature, top-k, top-p, min-p. Temperature 0 is the limit of the same chain:
+a one-hot distribution on the lowest-numbered best token. Everything is float32 from one cast of the logits.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from jax import lax
 
 from specjax.arrays import span
 from specjax.ngram import suffix_runs
+
+
+class EarlyStops(NamedTuple):
+    least: jax.Array  # i32[B] new tokens before the first stop token
+    stop_ids: jax.Array  # i32[B, E], padded with NO_TOKEN
 
 
 class SamplingParams(NamedTuple):
@@ -29,6 +34,7 @@ class SamplingParams(NamedTuple):
     no_repeat_ngram_size: jax.Array | None = None  # i32[B]; 0 is off; over prompt and output
     logit_bias: jax.Array | None = None  # f32[B, V]
     allowed: jax.Array | None = None  # bool[B, V]
+    min_new_tokens: EarlyStops | None = None
 
 
 class Context(NamedTuple):
@@ -137,6 +143,15 @@ def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.A
     return jnp.where(allowed[:, None, :], logits, -jnp.inf)
 
 
+def forbid_early_stops(logits: jax.Array, early: EarlyStops, context: Context) -> jax.Array:
+    """Forbids stop tokens at positions that fewer new tokens stand before than there must be."""
+    drafted = jnp.sum(context.path != NO_TOKEN, axis=-1, dtype=jnp.int32)  # [B, T]
+    new = (context.lengths - context.prompt_lengths)[:, None] + drafted
+    vocab = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    stops = jnp.any(early.stop_ids[:, :, None] == vocab, axis=1)  # [B, V]
+    return jnp.where((new < early.least[:, None])[..., None] & stops[:, None, :], -jnp.inf, logits)
+
+
 def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
     """Logits over T, shifted to a maximum of 0; at T = 0 its limit, 0 on the lowest-numbered best token, -inf else."""
     scaled, best = divide(logits, temperature, context), jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
@@ -199,7 +214,7 @@ def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)[:, None, None], logits, -jnp.inf)
 
 
-Transform = Callable[[jax.Array, jax.Array, Context], jax.Array]
+Transform = Callable[[jax.Array, Any, Context], jax.Array]
 
 # SamplingParams field -> transform (logits f32[B, T, V], value [B, ...], context) -> logits, in the order applied.
 CHAIN: dict[str, Transform] = {
@@ -209,6 +224,7 @@ CHAIN: dict[str, Transform] = {
     "frequency_penalty": penalise_frequency,
     "no_repeat_ngram_size": forbid_repeated_ngrams,
     "allowed": allow_only,
+    "min_new_tokens": forbid_early_stops,
     "temperature": apply_temperature,
     "top_k": keep_top_k,
     "top_p": keep_top_p,

@@ -37,9 +37,9 @@ class TextStream:
         self._tokens.append(token)
         before, after = self._decode()
         piece = after[len(before) :]
-        longest = max(map(len, self.stop), default=0)
-        recent = self.text[-longest:] + piece if longest else ""
-        self.stopped = self.stopped or any(s in recent for s in self.stop)
+        # Only what this token completes counts: strings may have been passed by before ``stop`` held them.
+        recent = ((s, self.text[max(0, len(self.text) - len(s) + 1) :] + piece) for s in self.stop)
+        self.stopped = self.stopped or any(s in text for s, text in recent)
         if piece.endswith(_INCOMPLETE) or len(after) <= len(before):
             return ""
         return self._emit(piece)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from specjax import chat, special_tokens
@@ -50,6 +51,7 @@ class Tokenizer:
         self.chat_template = chat_template
         own = {"bos_token": bos_id, "eos_token": eos_id}
         self.names = {**(names or {}), **{k: self.token_str(i) for k, i in own.items() if i is not None}}
+        self._known = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -58,6 +60,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids with a meaning. A model may have more rows than that: they are padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def ids(self) -> np.ndarray:
+        """All ids that have a meaning, i64[vocab_size] in rising order; there may be holes between them."""
+        if len(self._known) != self.vocab_size:  # the backend's dictionary is slow to copy
+            self._known = np.array(sorted(self.backend.get_vocab(with_added_tokens=True).values()), np.int64)
+        return self._known
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled.

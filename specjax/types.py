@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from specjax.logprobs import Top
 from specjax.models.cache import KVCache
 from specjax.models.llama import Output
 from specjax.models.lm import LM
@@ -72,6 +73,7 @@ class DecodeState(NamedTuple):
     drafted: jax.Array  # i32[B, L] drafted tokens that were verified in each round; of a tree, its levels
     accepted: jax.Array  # i32[B, L] of those, accepted and committed
     logprobs: jax.Array | None  # f32[B, L] of each committed token under the raw logits; None unless asked for
+    top: Top | None = None  # [B, L, n] the likeliest tokens at each of them; None unless asked for
 
 
 class Outcome(NamedTuple):
@@ -107,6 +109,7 @@ class RoundInfo(NamedTuple):
     logprobs: jax.Array  # f32[B, K+1] raw log-probability of each token
     active: jax.Array  # bool[B] after the round
     failed: jax.Array  # bool[B]
+    top: Top | None = None  # [B, K+1, n] the likeliest tokens at the position of each token; None unless asked for
 
 
 class Drafter(Protocol):

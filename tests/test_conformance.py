@@ -154,6 +154,11 @@ def test_joint_law(drafter, verifier):
 
 
 @pytest.mark.parametrize("drafter, verifier", TABLE)
+def test_joint_law_while_stop_tokens_are_forbidden(drafter, verifier):
+    testing.check_law(trial(drafter, verifier, draws=400), early_stop=1)
+
+
+@pytest.mark.parametrize("drafter, verifier", TABLE)
 def test_b59_b60_row_depends_on_neither_slot_nor_neighbours(drafter, verifier):
     testing.check_rows_alone(trial(drafter, verifier))
 

@@ -91,6 +91,22 @@ def test_b40_stop_string_is_found_at_every_place_of_a_block(cycle, length):
         out.metrics[0].check()
 
 
+@pytest.mark.parametrize("least", range(2 * SIZE + 2))
+def test_no_stop_token_and_no_stop_string_ends_a_row_before_min_new_tokens(cycle, least):
+    """The text is a b c d ...: stop strings that end early are passed by, one that ends later counts."""
+    options = dict(min_new_tokens=least, max_new_tokens=30)
+    want = "bcdefghijklmnopqrst"
+    for text in ("d", "cde", "ijk"):
+        out, end = recite(cycle, stop=[text, "rs"], **options), want.index(text) + len(text)
+        assert out.texts == [want[: end if end > least else want.index("s") + 1]]
+        assert out.finish_reasons == ["stop"]
+        out.metrics[0].check()
+    out = recite(cycle, eos_token_id=[3, 17], **options)
+    # The forbidden token is followed by another, as a model that recites has nothing else to say: its own next best.
+    assert out.finish_reasons == ["stop"] and len(out.tokens[0]) > least
+    assert not {3, 17} & set(out.tokens[0][:least]) and out.tokens[0][-1] in (3, 17)
+
+
 def test_b40_the_earliest_of_several_stops_wins(cycle):
     out = recite(cycle, stop=["hij", "f", "gh"], max_new_tokens=30)
     assert out.texts == ["bcdef"]

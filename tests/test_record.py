@@ -3,6 +3,7 @@
 import copy
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -101,6 +102,50 @@ def test_rounds_and_tokens_end_together(options):
         assert completion["rounds"] == rounds, "the stream's trace is what the record holds"
         own = [entry["token"] for entry in rounds if entry["token"] is not None]
         assert len(own) == sum(origin != "accepted" for origin in completion["origins"])
+
+
+@pytest.mark.parametrize("asked", [False, True, 0, 2])
+def test_log_probabilities_stand_beside_their_tokens(asked):
+    events = streamed(logprobs=asked, stop="e")
+    found = recorded(events)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    for row, completion in enumerate(found["completions"]):
+        assert completion["logprobs"] == (events.result().logprobs[row] if asked is not False else None)
+        if asked == 2:
+            best = [[tuple(pair) for pair in pairs] for pairs in completion["top_logprobs"]]
+            assert best == events.result().top_logprobs[row] and {len(pairs) for pairs in best} == {2}
+        else:
+            assert completion["top_logprobs"] is None
+
+
+def test_log_probabilities_that_are_not_the_tokens_are_refused():
+    found = recorded(streamed(logprobs=2))
+    for name in ("logprobs", "top_logprobs"):
+        broken = copy.deepcopy(found)
+        broken["completions"][0][name].pop()
+        with pytest.raises(ValueError, match=f"{name}, and tokens"):
+            record.check(broken)
+
+
+def test_the_process_wide_settings_that_numbers_depend_on_are_stated():
+    usual = {"matmul_precision": None, "x64": False, "prng": "threefry2x32"}
+    assert {name: record.environment().get(name, "missing") for name in usual} == usual
+    with jax.default_matmul_precision("bfloat16"):
+        assert record.environment()["matmul_precision"] == "bfloat16"
+    with jax.enable_x64(True):
+        assert record.environment()["x64"] is True
+    found = recorded(streamed())
+    record.check(found)
+    for name in ("matmul_precision", "x64", "prng"):
+        del found["environment"][name]
+    record.check(found)  # as records were written before
+
+
+def test_each_completion_states_its_seed():
+    found = recorded(streamed(seed=[3, None]))
+    assert found["completions"][0]["seed"] == 3
+    again = recorded(streamed(seed=[completion["seed"] for completion in found["completions"]], temperature=1.0))
+    assert [c["seed"] for c in again["completions"]] == [c["seed"] for c in found["completions"]]
 
 
 def test_origins_are_what_the_events_said():

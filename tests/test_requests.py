@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import requests, testing
+from specjax import generate, numeric, requests, stream, testing, warmup
 from specjax.generation import prepare
 from specjax.requests import Options
 
@@ -19,20 +19,22 @@ def job(prompts=PROMPT, **options):
 @pytest.mark.parametrize(
     "option, values",
     {
-        "b52 temperature": ["temperature", -1, float("nan"), float("inf"), "1", None, True],
-        "b52 repetition_penalty": ["repetition_penalty", 0, -1, float("inf")],
+        "b52 temperature": ["temperature", -1, float("nan"), float("inf"), "1", None, True, 1e38, 10**400],
+        "b52 repetition_penalty": ["repetition_penalty", 0, -1, float("inf"), 1e39, 1e-50],
         "b54 top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
         "min_p": ["min_p", -0.1, 1.1],
         "b55 top_k": ["top_k", 2.5, -2, "3", True],
-        "presence_penalty": ["presence_penalty", float("nan"), "x"],
-        "frequency_penalty": ["frequency_penalty", float("inf")],
+        "presence_penalty": ["presence_penalty", float("nan"), "x", 1e39, -1e39],
+        "frequency_penalty": ["frequency_penalty", float("inf"), 1e38, -(10**400)],
         "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
+        "min_new_tokens": ["min_new_tokens", -1, 1.5, True, "3", 129],
         "b38 max_new_tokens": ["max_new_tokens", 1.5, True, -2, "3"],
         "b104 num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
-        "seed": ["seed", -1, 1.5, "a"],
+        "seed": ["seed", -1, 1.5, "a", True, 1 << 64, [-(1 << 63)]],
         "eos_token_id": ["eos_token_id", 50, -1, "a", [1, 50]],
-        "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}],
+        "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}, {1: 1e39}, {1: -1e39}, {1: np.inf}],
         "allowed_token_ids": ["allowed_token_ids", [], [50], [-1]],
+        "capacity": ["capacity", 1, 1.5, "a", True],
         "drafter": ["drafter", "nope", 3],
         "verifier": ["verifier", "nope", 3],
         "stop": ["stop", "x", "", [""]],
@@ -106,6 +108,58 @@ def test_b55_top_k_is_clipped_to_the_vocabulary():
     assert job(top_k=None).request.sampling.top_k is None
 
 
+HUGE = (1 << 31, 1 << 63, 10**30)
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_sizes_beyond_every_text_and_vocabulary_mean_all_of_it(huge):
+    plain, room = job().request, job(max_new_tokens=huge).request
+    assert job(top_k=huge).request.sampling.top_k.tolist() == [50]
+    assert job(max_new_tokens=huge).request.limit.tolist() == [256]
+    assert job(drafter="ngram", num_speculative_tokens=huge).num_speculative_tokens == 256
+    assert job(capacity=huge).request.tokens.shape == room.tokens.shape, "no text is longer than the context"
+    ngrams = job(no_repeat_ngram_size=huge).request.sampling.no_repeat_ngram_size
+    assert ngrams.dtype == np.int32 and ngrams[0] >= plain.tokens.shape[1], "no n-gram is as long, so none repeats"
+
+
+def test_the_smallest_top_p_and_min_p_have_their_meaning_in_float32():
+    sampling = job(temperature=1.0, top_p=1e-60, min_p=1e-60).request.sampling
+    assert 0 < sampling.top_p[0] < 1e-30, "0 would keep no token at all"
+    assert sampling.min_p[0] == 0, "0 keeps every token, as 1e-60 does"
+
+
+def test_the_strongest_options_together_leave_a_distribution():
+    """Each is finite, and so is whatever the transforms make of all of them."""
+    strongest = dict(
+        temperature=numeric.STRONGEST,
+        repetition_penalty=numeric.STRONGEST_REPETITION,
+        presence_penalty=-numeric.STRONGEST,
+        frequency_penalty=numeric.STRONGEST,
+        logit_bias={3: numeric.STRONGEST, 4: -3.4e38, 5: -float("inf")},
+    )
+    for factor in (1, -1):
+        for name in ("presence_penalty", "frequency_penalty"):
+            strongest[name] *= factor
+        for temperature in (numeric.STRONGEST, 1.0, 1e-5, 0.0):
+            for repetition in (numeric.STRONGEST_REPETITION, 1 / numeric.STRONGEST_REPETITION):
+                given = {**strongest, "temperature": temperature, "repetition_penalty": repetition}
+                out = generate(LM, [[3, 4, 5, 1]], max_new_tokens=8, ignore_eos=True, **given)
+                assert len(out.tokens[0]) == 8 and 5 not in out.tokens[0]
+
+
+def test_seeds_count_in_all_of_their_64_bits():
+    small, large = job(seed=5), job(seed=(1 << 32) + 5)
+    assert np.array_equal(_data(small)[0], jax.random.key_data(jax.random.key(5))), "as it has always been"
+    assert not np.array_equal(_data(small), _data(large))
+    assert np.array_equal(_data(large)[0], [1, 5])
+    across = job([[1]] * 2, seed=(1 << 32) - 1)
+    assert np.array_equal(_data(across), [[0, (1 << 32) - 1], [1, 0]])
+    assert np.array_equal(_data(job(seed=np.array([1 << 63], np.uint64)))[0], [1 << 31, 0])
+    job(seed=(1 << 64) - 1)
+    with pytest.raises(ValueError, match="seed"):
+        job([[1]] * 2, seed=(1 << 64) - 1)  # the second row's
+
+
 def test_lists_give_one_value_a_row():
     two = [[1], [2, 3]]
     request = job(
@@ -134,6 +188,45 @@ def test_b111_one_seed_gives_every_row_its_own_key():
     assert len({tuple(k) for k in keys}) == 4
     assert np.array_equal(keys[2], _data(job(seed=7))[0])
     assert np.array_equal(keys, _data(job([[1]] * 4, seed=[5, 6, 7, 8])))
+
+
+@pytest.mark.parametrize("seed", [None, [1, None, 3]])
+def test_a_row_without_a_seed_gets_a_fresh_one_that_replays_it(seed):
+    sampled = dict(temperature=1.0, max_new_tokens=20, ignore_eos=True)
+    first, second = (generate(LM, [[1]] * 3, seed=seed, **sampled) for _ in range(2))
+    drawn = range(3) if seed is None else [1]
+    for row in range(3):
+        assert (first.seeds[row] == second.seeds[row]) == (row not in drawn)
+        assert (first.tokens[row] == second.tokens[row]) == (row not in drawn)
+    assert all(type(s) is int and 0 <= s < 1 << 53 for s in first.seeds), "a JSON number holds so much exactly"
+    if seed:
+        assert first.seeds[::2] == [1, 3]
+    else:
+        assert len(set(first.seeds)) == 3
+    assert generate(LM, [[1]] * 3, seed=first.seeds, **sampled).tokens == first.tokens
+    streamed = stream(LM, [[1]] * 3, seed=seed, **sampled)
+    list(streamed)
+    assert generate(LM, [[1]] * 3, seed=streamed.result().seeds, **sampled).tokens == streamed.result().tokens
+
+
+def test_the_seeds_of_all_rows_are_reported():
+    assert generate(LM, [[1]] * 3, seed=5, max_new_tokens=1).seeds == [5, 6, 7]
+    assert generate(LM, [[1]], seed=np.uint64(1 << 63), max_new_tokens=1).seeds == [1 << 63]
+
+
+@pytest.mark.parametrize("run", [generate, stream, warmup])
+def test_a_filter_without_a_temperature_is_greedy_and_says_so(run, recwarn):
+    for given in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": [None, 0.5]}):
+        with pytest.warns(UserWarning, match=f"{next(iter(given))} .*temperature") as said:
+            run(LM, [[1]] * 2, max_new_tokens=1, **given)
+        assert len(said) == 1 and said[0].filename == __file__, "the caller's own line is named"
+    recwarn.clear()
+    for given in (
+        {"top_p": 0.9, "temperature": 0.0}, {"top_p": 0.9, "temperature": [0.0, 1.0]}, {}, {"repetition_penalty": 1.1},
+        {"top_p": 1.0, "top_k": 0, "min_p": 0.0}, {"top_p": None, "top_k": [None, -1]},
+    ):  # fmt: skip
+        run(LM, [[1]] * 2, max_new_tokens=1, **given)
+    assert not recwarn.list
 
 
 def _data(one):

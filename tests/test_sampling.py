@@ -13,6 +13,7 @@ VOCAB = 11
 TOKENS = np.array([[1, 2, 3, 1, 2, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0, 0]], np.int32)
 LENGTHS, PROMPTS = np.array([5, 3, 1], np.int32), np.array([2, 3, 1], np.int32)
 DRAFTED = np.array([[3, 1], [5, 6], [7, 7]], np.int32)
+STOPS = [2, 7]
 CONTEXT = Context(jnp.asarray(TOKENS), jnp.asarray(LENGTHS), jnp.asarray(PROMPTS), sampling.chain_path(DRAFTED))
 
 
@@ -31,7 +32,7 @@ def softmax(x):
 
 
 def reference(x, row, node, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
-              presence_penalty=0.0, frequency_penalty=0.0, no_repeat_ngram_size=0):  # fmt: skip
+              presence_penalty=0.0, frequency_penalty=0.0, no_repeat_ngram_size=0, min_new_tokens=0):  # fmt: skip
     """One position's probabilities, by the book."""
     x = x.astype(np.float64).copy()
     before, output = sequence(row, node), sequence(row, node)[PROMPTS[row] :]
@@ -41,6 +42,8 @@ def reference(x, row, node, temperature=1.0, top_k=None, top_p=None, min_p=None,
         x[token] -= presence_penalty * (token in output) + frequency_penalty * output.count(token)
         n = no_repeat_ngram_size
         if n and any((*before, token)[-n:] == tuple(before[i : i + n]) for i in range(len(before) - n + 1)):
+            x[token] = -np.inf
+        if token in STOPS and len(output) < min_new_tokens:
             x[token] = -np.inf
     if temperature == 0:
         return np.eye(VOCAB)[np.argmax(x)]
@@ -74,12 +77,19 @@ CASES = [
     {"no_repeat_ngram_size": 1},
     {"no_repeat_ngram_size": 2},
     {"no_repeat_ngram_size": 3},
+    {"min_new_tokens": 0},
+    {"min_new_tokens": 1},
+    {"min_new_tokens": 4},
+    {"min_new_tokens": 10**12},
+    {"min_new_tokens": 2, "temperature": 0.0},
     {"temperature": 0.7, "top_k": 5, "top_p": 0.7, "min_p": 0.05, "repetition_penalty": 1.2, "presence_penalty": 0.3},
 ]
 
 
 def probabilities(x, context=CONTEXT, **options):
-    params = requests.sampling_params(Options(**{"temperature": 1.0, **options}), x.shape[0], x.shape[-1])
+    stops = np.tile(np.array([*STOPS, sampling.NO_TOKEN], np.int32), (x.shape[0], 1))
+    given = Options(**{"temperature": 1.0, **options})
+    params = requests.sampling_params(given, x.shape[0], x.shape[-1], stop_ids=stops)
     return np.asarray(sampling.distribution(jnp.asarray(x), params, context))
 
 
@@ -96,7 +106,12 @@ def test_each_transform_is_the_textbook_one(options, ties):
 def test_rows_keep_their_own_parameters():
     x, listed = (
         logits(),
-        {"temperature": [0.0, 1.0, 0.5], "top_k": [None, 2, 5], "repetition_penalty": [1.3, None, 2.0]},
+        {
+            "temperature": [0.0, 1.0, 0.5],
+            "top_k": [None, 2, 5],
+            "repetition_penalty": [1.3, None, 2.0],
+            "min_new_tokens": [4, None, 1],
+        },
     )
     got = probabilities(x, **listed)
     for row in range(3):

@@ -136,6 +136,26 @@ def test_trace_tells_the_fate_of_every_token(capsys, folder):
     assert rebuilt == completion["tokens"]
 
 
+def test_log_probabilities_seeds_and_the_least_length_reach_the_record(capsys, folder):
+    flags = "--logprobs 2 --min-new-tokens 12 --temperature 1 --seed random --compare --json".split()
+    code, out, err = run(capsys, "--model", folder, "--prompt", "abc", "--verifier", "coupled", *flags)
+    data = json.loads(out)
+    (completion,) = data["completions"]
+    assert code == 0 and err == f"note: --seed {data['settings']['seed']}\n"
+    assert completion["seed"] == data["settings"]["seed"] and data["timing"]["identical"]
+    assert len(completion["tokens"]) == 12 and data["settings"]["sampling"]["min_new_tokens"] == 12
+    assert len(completion["logprobs"]) == 12 and [len(best) for best in completion["top_logprobs"]] == [2] * 12
+    assert max(completion["tokens"]) < 259, "the tokenizer has no more ids, though the model has 300 rows"
+    assert data["environment"]["prng"] and data["environment"]["x64"] is False
+
+
+def test_filters_without_a_temperature_are_said_to_do_nothing(capsys, folder):
+    args = ("--model", folder, "--prompt", "abc", "--top-k", "3")
+    code, _, err = run(capsys, *args, "--top-p", "0.5")
+    assert code == 0 and err.startswith("note: --top-p and --top-k without --temperature") and err.count("\n") == 1
+    assert not run(capsys, *args, "--temperature", "0")[2]
+
+
 def test_json_to_a_file_keeps_the_text_and_the_rounds(capsys, folder, tmp_path, monkeypatch):
     calls = {"plain_step": 0.1, "draft": 0.01, "verify": {"1": 0.1, "6": 0.2}}
     # The real ones take as long to compile as the run; tests/test_record.py has them.
@@ -192,6 +212,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--stream", "--json"], "--stream"),
         (["--memory", "--json"], "--memory"),
         (["--compare", "--trace"], "--trace"),
+        (["--logprobs", "5"], "--json"),
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),
         (["--drafter", "retrieval"], "--drafter retrieval needs --datastore"),

@@ -89,7 +89,7 @@ def start(job: Job) -> DecodeState:
 
 def _prefill_of(job: Job) -> tuple[tuple, dict]:
     """Arguments of decode.start for the target's prefill by itself."""
-    return (job.lm, DRAFTERS["none"], job.request, 0), dict(chunk=job.chunk, logprobs=job.options.logprobs)
+    return (job.lm, DRAFTERS["none"], job.request, 0), job.fixed
 
 
 @partial(jax.jit, static_argnames=("verifier", "size"), donate_argnames="state")

@@ -121,6 +121,7 @@ class Cascade(Chain):
             drafted=nothing,
             accepted=nothing,
             logprobs=None,
+            top=None,
         )
         return self.inner.resume(self.lm, asked)
 

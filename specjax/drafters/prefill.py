@@ -10,7 +10,7 @@ from specjax.arrays import span
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.requests import is_int
+from specjax.numeric import is_int
 from specjax.types import DecodeState
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from specjax import random, sampling
 from specjax.arrays import span
+from specjax.numeric import STRONGEST, in_range
 from specjax.types import DecodeState, Draft
 
 # (carry, token before the last i32[B], last token i32[B], its position i32[B]) -> (logits f32[B, V'], carry)
@@ -98,8 +99,8 @@ def at_temperature(params: sampling.SamplingParams, temperature: float | None) -
 
 def check_temperature(temperature: Any) -> None:
     """Raises ValueError for a number that can't replace a request's temperature."""
-    if isinstance(temperature, float | int) and not 0 <= temperature < float("inf"):
-        raise ValueError(f"draft temperature must be a finite number >= 0, got {temperature!r}")
+    if isinstance(temperature, float | int) and not in_range(temperature, 0, STRONGEST):
+        raise ValueError(f"draft temperature must be a number from 0 to {STRONGEST:g}, got {temperature!r}")
 
 
 def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax.Array]:

@@ -15,7 +15,7 @@ from specjax.drafters.sampled import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.requests import is_int
+from specjax.numeric import is_int
 from specjax.types import DecodeState, Draft
 
 

@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no repeated trigram": {"no_repeat_ngram_size": 3},
     "bias": {"logit_bias": {0: 1.0, 2: -2.0}},
     "allowed": {"allowed_token_ids": [0, 1, 3]},
+    "no early stop": {"min_new_tokens": 5},
     "greedy": {"temperature": 0.0},
 }
 
@@ -95,6 +96,7 @@ class Trial:
             "frequency_penalty": 0.0,
             "no_repeat_ngram_size": 0,
             "logit_bias": {},
+            "min_new_tokens": 0,
             "allowed_token_ids": list(range(self.target.config.vocab_size)),
         }
 
@@ -122,18 +124,27 @@ class Trial:
         return [row[start:end] for row, start, end in pairs]
 
 
-def check_law(trial: Trial) -> None:
-    """Under every setting, the first tokens follow plain sampling's exact joint law."""
+def check_law(trial: Trial, early_stop: int | None = None) -> None:
+    """Under every setting, the first tokens follow plain sampling's exact joint law.
+
+    Args:
+      trial: what to run.
+      early_stop: a stop token, which none but the last of them may be.
+    """
+    changes: dict[str, Any] = {}
+    if early_stop is not None:
+        changes = {"eos_token_id": early_stop, "min_new_tokens": trial.length - 1}
     drawn = []
     for start in range(0, trial.draws, trial.rows):
         seeds = range(start * len(SETTINGS), start * len(SETTINGS) + trial.batch)
-        rows = trial.sequences(trial.run(seed=list(seeds)))
+        rows = trial.sequences(trial.run(seed=list(seeds), **changes))
         # Settings that forbid tokens may leave nothing to sample from later on, and then the row ends.
         assert min(map(len, rows)) >= trial.length, f"{trial}: a row was left without a distribution"
         drawn.append(np.stack([row[: trial.length] for row in rows]).reshape(len(SETTINGS), trial.rows, -1))
     new = np.concatenate(drawn, axis=1)  # [settings, draws, length]
     for i, (name, setting) in enumerate(SETTINGS.items()):
-        law = joint_law(trial.target, PROMPTS[i % len(PROMPTS)], trial.length, **{**trial.neutral, **setting})
+        options = {**trial.neutral, **setting, **changes}
+        law = joint_law(trial.target, PROMPTS[i % len(PROMPTS)], trial.length, **options)
         p_value = chi_square(count_sequences(new[i], trial.target.config.vocab_size), law)
         assert p_value > REJECT_BELOW, f"{trial}: not plain sampling's law under {name!r} (p = {p_value:.1e})"
 
@@ -169,12 +180,16 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
     limits = [i % (trial.new_tokens + 1) for i in range(len(longest))]
     limits[0] = trial.new_tokens  # the batch's capacity, and so its program, stay those of the other checks
     places: set[int] = set()
+    waits = [setting.get("min_new_tokens", 0) for setting in SETTINGS.values() for _ in range(trial.rows)]
     for stop in [None, *range(trial.target.config.vocab_size)]:
         if stop is not None:
             changes["eos_token_id"] = stop
-        state = trial.run(**changes, max_new_tokens=limits)
+        stopped = plain.sequences(plain.run(**changes))
+        least = [min(pair) for pair in zip(waits, limits, strict=True)]
+        state = trial.run(**changes, max_new_tokens=limits, min_new_tokens=least)
         for i, got in enumerate(trial.sequences(state)):
-            want = _cut(longest[i][: limits[i]], stop)
+            want = stopped[i][: limits[i]] if waits[i] else _cut(longest[i][: limits[i]], stop)
+            assert stop not in want[: waits[i]], f"plain decoding: row {i} stops before it has {waits[i]} tokens"
             assert np.array_equal(got, want), (
                 f"{trial}: row {i} is {got.tolist()}, but plain decoding gives {want.tolist()} "
                 f"(limit {limits[i]}, stop token {stop})"

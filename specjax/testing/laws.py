@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import requests, sampling
+from specjax import requests, sampling, stops
 from specjax.generation import prepare
 from specjax.models.lm import LM
 from specjax.requests import Options
@@ -39,7 +39,8 @@ def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarr
     vocab, size = lm.config.vocab_size, len(prompt)
     if length < 1 or vocab**length > 1 << 20:
         raise ValueError(f"can't enumerate {vocab}^{length} continuations; use a model of a few tokens")
-    params = requests.sampling_params(Options(**options), 1, vocab)
+    given = Options(**options)
+    params = requests.sampling_params(given, 1, vocab, stop_ids=stops.stop_ids(lm, given, 1))
     prefixes = np.indices((vocab,) * (length - 1)).reshape(length - 1, -1).T  # [V^(length-1), length-1], lexicographic
     rows = prefixes.shape[0]
     tokens = np.concatenate([np.tile(np.asarray(prompt, np.int32), (rows, 1)), prefixes], axis=1).astype(np.int32)
