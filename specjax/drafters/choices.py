@@ -142,7 +142,7 @@ POLICIES: dict[str, Choice] = {
     "cost": Choice(lambda target, args: d.CostModel(args.draft_cost), ("draft_cost",)),
 }
 POLICY_FLAGS: dict[str, dict[str, Any]] = {
-    "confidence_threshold": dict(type=float, default=0.4, help="the chain ends after a token whose q is lower"),
+    "confidence_threshold": dict(type=float, default=0.4, help="the chain ends after a token less sure than this"),
     "gamma_min": dict(type=int, default=1, help="drafted tokens at the highest entropy"),
     "gamma_max": dict(type=int, default=None, help="drafted tokens at entropy 0; num-speculative-tokens if not given"),
     "ema_beta": dict(type=float, default=0.0, help="weight of the rounds before in the smoothed entropy"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from specjax.types import DecodeState, Draft
 class Oracle(OftenSilent):
     """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
 
+    gives_probs: ClassVar[bool] = False
     tokens: jax.Array  # i32[N, M]
     lengths: jax.Array  # i32[N]
 

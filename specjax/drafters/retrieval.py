@@ -1,6 +1,7 @@
 """Retrieval: propose what followed the longest match of the text's end in a corpus (REST, He et al. 2024)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ class Retrieval(OftenSilent):
     with the tokens chosen before. The candidate texts are so merged to one chain.
     """
 
+    gives_probs: ClassVar[bool] = False
     tokens: jax.Array  # i32[N]
     order: jax.Array  # i32[N]
     highest: np.ndarray  # i32[] the largest token id, kept on the host: a request is checked against it
