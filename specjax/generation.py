@@ -107,7 +107,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     if not all(isinstance(s, str) and s for s in stop_strings(options)):
         raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
     drafter.check(lm)
-    ids = requests.encode_prompts(lm, prompts, options.chat)
+    ids = requests.encode_prompts(lm, requests.on_host(prompts), options.chat)
     size = min(int(size), lm.config.max_position_embeddings)
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0
@@ -140,7 +140,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
 
     Args:
       lm: the target model.
-      prompts: a string, a list of strings, or a list of token-id lists.
+      prompts: a string, a list of strings, or a list of token-id lists; arrays of NumPy or JAX count as lists.
       **options: fields of :class:`specjax.requests.Options`.
 
     Returns:
@@ -150,7 +150,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
       ValueError: for any option or prompt that can't be used, before any device work.
       NoDistributionError: if a row ends up with no finite logit (NaN weights, contradictory masks).
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, requests.options_of(options))
     if stop_strings(job.options):  # strings can only be looked for on the host
         rounds = Stream(job)
         for _ in rounds:
@@ -177,7 +177,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
     """Like :func:`generate`, token by token: iterate over the events; ``.result()`` gives the record at any time."""
-    return Stream(prepare(lm, prompts, Options(**options)))
+    return Stream(prepare(lm, prompts, requests.options_of(options)))
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
@@ -185,7 +185,7 @@ def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) 
 
     The first execution of a compiled program is slow too: kernels and weights are touched for the first time.
     """
-    job = prepare(lm, prompts, Options(**options))
+    job = prepare(lm, prompts, requests.options_of(options))
     block = job.request.prompt_lengths + job.num_speculative_tokens + 2
     request = job.request._replace(limit=jnp.minimum(job.request.limit, block))
     state = job.start(request)

@@ -15,7 +15,7 @@ from specjax.types import DecodeState, Draft
 FANOUT = 16  # places probed at a time: on a GPU a search step is bound by its latency, not by its reads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Retrieval(OftenSilent):
     """Looks the last ``retrieval_max`` down to ``retrieval_min`` tokens up on the device. Made by :meth:`over`.
 
@@ -24,8 +24,8 @@ class Retrieval(OftenSilent):
     """
 
     gives_probs: ClassVar[bool] = False
-    tokens: jax.Array  # i32[N]
-    order: jax.Array  # i32[N]
+    tokens: jax.Array = dataclasses.field(repr=False)  # i32[N]
+    order: jax.Array = dataclasses.field(repr=False)  # i32[N]
     highest: np.ndarray  # i32[] the largest token id, kept on the host: a request is checked against it
     retrieval_max: int = 8
     retrieval_min: int = 2
