@@ -27,14 +27,15 @@ def round(
 
     Leviathan et al. 2023, algorithm 1, for each row on its own.
     """
-    state, info, _ = advance(target, drafter, verifier, num_speculative_tokens, state)
+    state, info, *_ = advance(target, drafter, verifier, num_speculative_tokens, state)
     return state, info
 
 
 def advance(
     target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
-) -> tuple[DecodeState, RoundInfo, jax.Array]:
-    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block.
+) -> tuple[DecodeState, RoundInfo, jax.Array, jax.Array]:
+    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block, as sampled from and
+    as in ``sampling.unsharpened``.
 
     From the verdict on a tree is the chain of what was accepted.
     """
@@ -54,7 +55,9 @@ def advance(
     failed = state.active & ~chain.row_at(jnp.isfinite(p[..., 0]), verdict.count)
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
     outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps, judged, answers)
-    return drafter.commit(target, state, outcome), info, p
+    chained = context._replace(path=sampling.chain_path(draft.tokens))
+    law = sampling.unsharpened(out.logits, state.sampling, chained)
+    return drafter.commit(target, state, outcome), info, p, law
 
 
 def usable(draft: Draft, shape: tree.Chain | tree.Tree, state: DecodeState) -> Draft:

@@ -96,6 +96,7 @@ def prepare(lm: LM, prompts: Any, options: Options) -> Job:
     for text in stop_strings(options):
         check_unicode("stop", text)
     drafter.check(lm)
+    prompts = requests.on_host(prompts)
     in_chat = options.chat or any(map(is_conversation, requests.listed(prompts)))
     if in_chat and options.date is None and lm.tokenizer is not None and lm.tokenizer.asks_for_date:
         options = dataclasses.replace(options, date=datetime.date.today().isoformat())  # so that the result can say it
@@ -128,7 +129,7 @@ def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
 
 
 def _asked(given: dict[str, Any]) -> Options:
-    options = Options(**given)
+    options = requests.options_of(given)
     unused = [] if "temperature" in given else requests.filters_without_effect(options)
     if unused:
         warnings.warn(
@@ -145,7 +146,7 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
     Args:
       lm: the target model.
       prompts: a string, a conversation (a list of {"role", "content"} messages), or a list of strings, conversations
-        or token-id lists.
+        or token-id lists; arrays of NumPy or JAX count as lists.
       **options: fields of :class:`specjax.requests.Options`.
 
     Returns:
@@ -210,7 +211,7 @@ class _Row:
         self.accepted: list[int] = []
         self.finish_reason: str | None = None
         self.failed = False
-        self.text = TextStream(job.lm.tokenizer) if job.lm.tokenizer is not None else None
+        self.text = TextStream(job.lm.tokenizer, stop_strings(job.options)) if job.lm.tokenizer is not None else None
 
     def learn(self, own: Any, top: logprobs.Top | None, where: tuple) -> None:
         """Log-probabilities of some more tokens, and the likeliest ones there: at one place of f32[B, T], [B, T, n]."""
@@ -292,8 +293,8 @@ class Stream:
             row.tokens.append(int(info.tokens[index, i]))
             if self._job.fixed["logprobs"]:
                 row.learn(info.logprobs, info.top, (index, slice(i, i + 1)))
-            if row.text and len(row.tokens) > self._least[index]:
-                row.text.stop = stop_strings(self._job.options)
+            if row.text:
+                row.text.watching = len(row.tokens) > self._least[index]
             piece = row.text.push(row.tokens[-1]) if row.text else ""
             if row.text and row.text.stopped:
                 row.finish_reason = "stop"

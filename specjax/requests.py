@@ -1,6 +1,7 @@
 """From what a user writes to the arrays of a :class:`specjax.types.Request`, with every check, on the host."""
 
 import dataclasses
+import difflib
 import math
 import secrets
 from collections.abc import Sequence
@@ -343,3 +344,21 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> ja
                     f"{known_ids.ALLOW}"
                 )
     return jnp.asarray(allowed)
+
+
+def options_of(given: dict[str, Any]) -> Options:
+    """The options by name. Raises ValueError for an unknown name, with the nearest known one."""
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+            meant = f"; the nearest is {near[0]!r}" if near else ""
+            raise ValueError(f"{name!r} is no option{meant}; the options are the fields of specjax.Options")
+    return Options(**given)
+
+
+def on_host(prompts: Any) -> Any:
+    """The same prompts with numbers and lists in place of JAX arrays."""
+    if isinstance(prompts, jax.Array):
+        return np.asarray(prompts).tolist()
+    return [on_host(prompt) for prompt in prompts] if isinstance(prompts, list | tuple) else prompts

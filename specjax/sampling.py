@@ -71,6 +71,12 @@ def ranked(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax
     return _through(RANKING, logits, sampling, context)
 
 
+def unsharpened(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
+    """The softmax of logits [B, T, V] before temperature and filters, f32[B, T, V]: how sure a model is of a token
+    where the law that is sampled from has only one token left."""
+    return jax.nn.softmax(_through(BEFORE_TEMPERATURE, logits, sampling, context), axis=-1)
+
+
 def _through(chain: "dict[str, Transform]", logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
     logits = logits.astype(jnp.float32)
     for name, transform in chain.items():
@@ -231,3 +237,4 @@ CHAIN: dict[str, Transform] = {
     "min_p": keep_min_p,
 }
 RANKING = {**CHAIN, "temperature": divide}
+BEFORE_TEMPERATURE = dict(list(CHAIN.items())[: list(CHAIN).index("temperature")])

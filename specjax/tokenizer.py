@@ -6,7 +6,9 @@ pre-tokenizer from the class name and so change the ids.
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,24 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; spaces are left as they are, padding ids give nothing."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def prints(self, token: int) -> bool:
+        """Whether :meth:`decode` looks at the token: at no special token, and at no padding id."""
+        return self.backend.id_to_token(int(token)) is not None and int(token) not in self._special_ids
+
+    def byte_of(self, token: int) -> int | None:
+        """The byte that the token stands for, where the tokenizer decodes runs of byte tokens (SentencePiece)."""
+        text = self.backend.id_to_token(int(token)) if self._decodes_bytes else None
+        return int(text[3:5], 16) if text is not None and re.fullmatch("<0x[0-9A-Fa-f]{2}>", text) else None
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def _decodes_bytes(self) -> bool:
+        decoder = self.backend.decoder
+        return decoder is not None and b"ByteFallback" in decoder.__getstate__()
 
     def token_str(self, token: int) -> str:
         """The token as the vocabulary spells it; ``<id>`` for a padding id."""

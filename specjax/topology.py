@@ -71,8 +71,8 @@ def from_widths(widths: Sequence[int]) -> Topology:
     Raises:
       ValueError: unless all are integers of at least 1.
     """
-    if not widths or not all(isinstance(w, int | np.integer) and w >= 1 for w in widths):
-        raise ValueError(f"widths must be integers of at least 1, got {widths!r}")
+    if not widths or not all(isinstance(w, int | np.integer) and not isinstance(w, bool) and w >= 1 for w in widths):
+        raise ValueError(f"widths must be one or more integers of at least 1, such as (3, 2, 1), got {widths!r}")
     parents: list[int] = []
     level = [0]
     for width in widths:

@@ -28,6 +28,9 @@ class Draft(NamedTuple):
     probs: jax.Array | None  # f32[B, N, V], the very q each token was drawn from; None: point masses (greedy, n-gram)
     parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
     least: jax.Array | None = None  # i32[B] drafted tokens that are run, valid or not, as their answers are wanted
+    # How sure the drafter was, whatever temperature and filters made of q (None: q is all there is to know).
+    confidence: jax.Array | None = None  # f32[B, N] the probability of each token in ``sampling.unsharpened``
+    entropy: jax.Array | None = None  # f32[B, N] the entropy of that law over log V, from 0 to 1; NaN without a law
 
 
 class Verdict(NamedTuple):

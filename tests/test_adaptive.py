@@ -7,7 +7,19 @@ import pytest
 
 import specjax
 from specjax import testing, theory
-from specjax.drafters import Adaptive, Confidence, CostModel, DraftModel, EntropyGuided, Heuristic, Oracle
+from specjax.drafters import (
+    Adaptive,
+    Cascade,
+    Confidence,
+    CostModel,
+    DraftModel,
+    EntropyGuided,
+    FirstOf,
+    Heuristic,
+    Jacobi,
+    Oracle,
+    PromptLookup,
+)
 from specjax.drafters.adaptive import Round
 from specjax.types import Draft
 
@@ -39,6 +51,48 @@ def test_confidence_keeps_the_first_unsure_token_and_stops_after_it():
         LM, [[1, 2]], drafter=Adaptive(TWIN, Confidence(1.1)), num_speculative_tokens=4, temperature=1.0
     )
     assert set(out.metrics[0].per_step_drafted) <= {0, 1}, "never sure: one token a round"
+
+
+UNSURE = DraftModel(testing.tiny_lm(5, vocab_size=8, max_position_embeddings=256))  # its laws are nearly flat
+CERTAIN_Q = {
+    "confidence": (UNSURE, Confidence(0.99), {}),
+    "entropy": (UNSURE, EntropyGuided(), {}),
+    "one token left by a filter": (UNSURE, Confidence(0.99), {"temperature": 1.0, "top_k": 1}),
+    "a cascade": (Cascade(PromptLookup(), UNSURE.lm, 2), EntropyGuided(), {}),
+    "the second of two": (FirstOf(PromptLookup(9, 9), UNSURE), EntropyGuided(), {}),
+}
+
+
+@pytest.mark.parametrize("name", CERTAIN_Q)
+def test_policies_see_that_a_draft_is_unsure_where_its_q_is_certain(name):
+    """At temperature 0 and under filters every q is one-hot; the law of the draft's logits is not."""
+    drafter, policy, options = CERTAIN_Q[name]
+    out = specjax.generate(LM, [[1, 2]], drafter=Adaptive(drafter, policy), num_speculative_tokens=4, max_new_tokens=20,
+                           ignore_eos=True, **options)  # fmt: skip
+    assert out.tokens == specjax.generate(LM, [[1, 2]], max_new_tokens=20, ignore_eos=True).tokens
+    drafted = out.metrics[0].per_step_drafted
+    assert max(drafted[isinstance(policy, EntropyGuided) :]) < 3, "the first round knows no entropy yet"
+
+
+def test_what_a_policy_is_told_is_the_law_of_the_logits_whatever_sharpens_q():
+    job = specjax.generation.prepare(LM, [[1, 2, 3]], specjax.Options(drafter=TWIN, num_speculative_tokens=3))
+    told = {}
+    for temperature in (0.0, 1.0):
+        request = job.request._replace(sampling=job.request.sampling._replace(temperature=jnp.array([temperature])))
+        keys = job.verifier.draft_keys(request.key, request.prompt_lengths)
+        draft = TWIN.propose(LM, job.start(request), keys, 3)[0]
+        told[temperature] = float(draft.entropy[0, 0])
+        law = draft.probs[0, 0] if temperature else None
+    entropy = -float(jnp.sum(law * jnp.log(law))) / np.log(8)
+    np.testing.assert_allclose([told[0.0], told[1.0]], entropy, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", [Confidence(1.0), EntropyGuided()])
+@pytest.mark.parametrize("drafter", [PromptLookup(), Jacobi(), FirstOf(PromptLookup(), Oracle.of([[1, 2]]))])
+def test_policies_of_probabilities_refuse_drafters_without_any(policy, drafter):
+    with pytest.raises(ValueError, match=f"{type(policy).__name__}.*{type(drafter).__name__}.*no probabilities"):
+        specjax.generate(LM, [[1, 2]], drafter=Adaptive(drafter, policy))
+    specjax.generate(LM, [[1, 2]], drafter=Adaptive(drafter, Heuristic()), max_new_tokens=2)
 
 
 def test_entropy_moves_k_between_its_bounds():

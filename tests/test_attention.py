@@ -1,6 +1,7 @@
 """Attention as one kernel against plain JAX: interpreted on a CPU, as compiled where there is a GPU that runs it."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from specjax.config import LlamaConfig
 from specjax.drafters import DynamicTree, LayerSkip
 from specjax.models import attention, fused_attention, rope
 from specjax.models import cache as kv
+from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
 
 INTERPRET = jax.default_backend() != "gpu"
@@ -60,6 +62,46 @@ def test_the_kernel_is_the_plain_function(name):
         tolerance = dict(rtol=0, atol=0) if INTERPRET else dict(rtol=0.01, atol=0.02)  # of the rotation's rounding
         np.testing.assert_allclose(numbers(got)[used], numbers(want)[used], **tolerance)
         assert np.isnan(numbers(got)[~used]).all(), "nothing is written past the block"
+
+
+BAD = {"NaN": np.nan, "infinite": np.inf}
+
+
+@pytest.mark.parametrize(
+    "name, how, bad",
+    [
+        ("nothing cached yet", "xla", "NaN"),
+        ("nothing cached yet", "int8 cache", "infinite"),
+        ("nothing cached yet", "kernel", "infinite"),
+        ("a tree", "xla", "infinite"),
+        ("a tree", "int8 cache", "NaN"),
+        ("a tree", "kernel", "NaN"),
+        ("a long cache, cut among programs", "kernel", "NaN"),
+    ],
+)
+def test_a_token_without_numbers_reaches_only_those_that_see_it(name, how, bad):
+    """Bit for bit, in the block and once the token is cut off; and whoever sees it has no numbers either."""
+    qkv, angles, mask, keys, values, starts = case(*CASES[name])
+    block, at = qkv.shape[1], qkv.shape[1] - 2  # the token before the last is bad
+    if mask is None:
+        mask = jnp.arange(keys.shape[2]) <= (starts[:, None] + jnp.arange(block))[..., None]
+    sees = jnp.take_along_axis(mask, (starts + at)[:, None, None], axis=2)[..., 0] | (jnp.arange(block) == at)
+    if how == "int8 cache":
+        keys, values = (quantize(x, "int8") for x in (keys, values))
+    kernel = partial(fused_attention.attend, interpret=INTERPRET) if how == "kernel" else attention.by_xla
+    attend = jax.jit(kernel)
+    wanted, *_ = attend(qkv, angles, mask, keys, values, starts)
+    poisoned = qkv.at[:, at].set(BAD[bad])
+    got, *buffers = attend(poisoned, angles, mask, keys, values, starts)
+    assert (numbers(got) == numbers(wanted))[~np.asarray(sees)].all()
+    assert not np.isfinite(numbers(got)).all(axis=2)[np.asarray(sees)].any()
+    shorter, first = starts + 1, qkv[:, :1]  # the first token stays, the bad one is now stale
+    own = mask[:, 1:2] & (jnp.arange(mask.shape[2]) <= shorter[:, None])[:, None]
+    clean = attend(qkv, angles, mask, keys, values, starts)[1:]
+    turn = tuple(x[:, :1] for x in angles)
+    assert block < 3 or (
+        numbers(attend(first, turn, own, *buffers, shorter)[0]) == numbers(attend(first, turn, own, *clean, shorter)[0])
+    ).all()
 
 
 @pytest.mark.parametrize("start, capacity", [(77, 128), (125, 256), (600, 1024)])

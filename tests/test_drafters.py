@@ -84,7 +84,7 @@ def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monk
 
     @jax.jit
     def judged(target, drafter, state):
-        _, info, p = decode.advance(target, drafter, job.verifier, 2, state)
+        _, info, p, _ = decode.advance(target, drafter, job.verifier, 2, state)
         return info, p, scored[-1].logits
 
     info, p, logits = jax.device_get(judged(target, drafter, job.start(job.request)))

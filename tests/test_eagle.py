@@ -156,3 +156,9 @@ def test_a_file_gives_the_head_back(tmp_path, config):
     (tmp_path / "bad").write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is no drafter that specjax wrote"):
         files.load(tmp_path / "bad", TARGET)
+
+
+@pytest.mark.parametrize("taps", [(1, 1, 2), (2, 1), (), (-1, 0), (0.5,), (True,), [1, 2], 3])
+def test_taps_rise_and_stand_once(taps):
+    with pytest.raises(ValueError, match="^the taps of an EAGLE-3 head must be .* got "):
+        EagleConfig(CONFIG.layer, taps)

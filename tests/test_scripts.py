@@ -213,6 +213,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, folder, args, says):
         (["--memory", "--json"], "--memory"),
         (["--compare", "--trace"], "--trace"),
         (["--logprobs", "5"], "--json"),
+        (["--drafter", "none", "--num-speculative-tokens", "4"], "--drafter none drafts nothing; leave one out"),
         (["--drafter", "none", "--prompt-lookup-max", "3"], "--prompt-lookup-max is used only with --drafter ngram"),
         (["--json", "nowhere/run.json"], "there is no folder nowhere"),
         (["--drafter", "retrieval"], "--drafter retrieval needs --datastore"),

@@ -272,3 +272,15 @@ def test_a_forest_of_self_drafts_is_accepted_whole_and_keeps_the_better_member()
         out = generate(LM, PROMPTS, drafter=forest, **options)
         assert out.tokens == plain
         assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)
+
+
+@pytest.mark.parametrize("shape", [3, None, 2.0, {3: 2}, LM, "321"])
+def test_what_is_no_tree_is_refused_in_one_sentence(shape):
+    with pytest.raises(ValueError, match=r"^a tree must be widths such as \(3, 2, 1\).* got "):
+        TreeModel(LM, shape)
+
+
+@pytest.mark.parametrize("widths", [[[]], [], (3, 2.5), (True,), (2, 0)])
+def test_widths_are_integers(widths):
+    with pytest.raises(ValueError, match=r"^widths must be one or more integers of at least 1.* got "):
+        TreeModel(LM, widths)

@@ -7,7 +7,7 @@ it, and for later positions of a block on the tokens before them; never on draws
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import lax
 
 from specjax import theory
 from specjax.arrays import span
-from specjax.drafters.base import static
+from specjax.drafters.base import gives_probs, static
 from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
@@ -27,11 +27,16 @@ class Round(NamedTuple):
 
     drafted: jax.Array  # i32[B] tokens that were verified
     accepted: jax.Array  # i32[B] of those, accepted
-    entropy: jax.Array  # f32[B] mean normalised entropy of q over the positions that were judged; NaN without any
+    entropy: jax.Array  # f32[B] mean of ``Draft.entropy`` over the positions that were judged; NaN without any
 
 
 class Policy(Protocol):
-    """Says how many tokens a row drafts. Hashable and static; what it learns is a pytree of arrays with rows first."""
+    """Says how many tokens a row drafts. Hashable and static; what it learns is a pytree of arrays with rows first.
+
+    ``by_probs`` is True if it judges by the draft's probabilities: then a drafter must give some.
+    """
+
+    by_probs: ClassVar[bool]
 
     def init(self, batch: int, num_speculative_tokens: int) -> Any: ...
 
@@ -48,6 +53,8 @@ class Policy(Protocol):
 
 class Unconditional:
     """Part of policies that choose before the draft is there."""
+
+    by_probs: ClassVar[bool] = False
 
     def goes_on(self, draft: Draft) -> jax.Array:
         return jnp.ones(draft.tokens.shape, bool)
@@ -76,11 +83,14 @@ class Heuristic(Unconditional):
 @static
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Stops after a drafted token whose own q is below ``threshold``; that token itself is still verified.
+    """Stops after a drafted token of which the draft was less sure than ``threshold``; that token is still verified.
 
-    Leaving it out would be wrong: whether a token is judged must not depend on which token it is.
+    Leaving the token out would be wrong: whether a token is judged must not depend on which token it is. How sure the
+    draft was is the token's probability before temperature and filters (``Draft.confidence``): at temperature 0 q is
+    certain of every token.
     """
 
+    by_probs: ClassVar[bool] = True
     threshold: float = 0.4
 
     def init(self, batch: int, num_speculative_tokens: int) -> tuple:
@@ -90,7 +100,7 @@ class Confidence:
         return jnp.int32(num_speculative_tokens)
 
     def goes_on(self, draft: Draft) -> jax.Array:
-        return chain.draft_token_probs(draft) >= self.threshold
+        return chain.told_confidence(draft) >= self.threshold
 
     def learn(self, own: tuple, seen: Round) -> tuple:
         return own
@@ -101,9 +111,11 @@ class Confidence:
 class EntropyGuided(Unconditional):
     """EGAG: K falls from ``gamma_max`` to ``gamma_min`` as the draft's normalised entropy rises from 0 to 1.
 
-    The entropy is that of the positions judged in the rounds before, smoothed: beta * old + (1 - beta) * new.
+    The entropy is that of the positions judged in the rounds before, smoothed: beta * old + (1 - beta) * new. It is
+    that of the draft's law before temperature and filters (``Draft.entropy``).
     """
 
+    by_probs: ClassVar[bool] = True
     gamma_min: int = 1
     gamma_max: int | None = None  # None: num_speculative_tokens
     ema_beta: float = 0.0
@@ -189,6 +201,11 @@ class Adaptive:
         return self.drafter.taps(target)
 
     def check(self, target: LM) -> None:
+        if self.policy.by_probs and not gives_probs(self.drafter):
+            raise ValueError(
+                f"{type(self.policy).__name__} judges by the draft's probabilities, and {type(self.drafter).__name__} "
+                "gives no probabilities of its own; choose Heuristic or CostModel"
+            )
         self.drafter.check(target)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> AdaptiveState:
@@ -213,14 +230,15 @@ class Adaptive:
         own: AdaptiveState = state.drafter
         chosen = jnp.broadcast_to(self.policy.choose(own.policy, num_speculative_tokens), state.lengths.shape)  # [B]
         sizes = self.sizes(num_speculative_tokens)
-        vocab = target.config.vocab_size
 
         def at_size(size: int, inner: DecodeState) -> tuple[Draft, DecodeState]:
             draft, inner = self.drafter.propose(target, inner, keys, size)
             short = ((0, 0), (0, num_speculative_tokens - size))
             probs = None if draft.probs is None else jnp.pad(draft.probs, (*short, (0, 0)))
-            tokens, valid = jnp.pad(draft.tokens, short), jnp.pad(draft.valid, short)
-            return draft._replace(tokens=tokens, valid=valid, probs=probs), inner
+            told = chain.told_confidence(draft), chain.told_entropy(draft)
+            tokens, valid, confidence, entropy = (jnp.pad(x, short) for x in (draft.tokens, draft.valid, *told))
+            draft = draft._replace(tokens=tokens, valid=valid, probs=probs, confidence=confidence, entropy=entropy)
+            return draft, inner
 
         most = jnp.max(jnp.where(state.active, chosen, 0))
         branch = jnp.sum(most > jnp.array(sizes[:-1], jnp.int32), dtype=jnp.int32)
@@ -229,8 +247,7 @@ class Adaptive:
         goes_on = self.policy.goes_on(draft)[:, :-1]
         length = jnp.minimum(1 + chain.leading_run(goes_on), chosen)
         valid = draft.valid & (span(num_speculative_tokens) < length[:, None])
-        entropy = chain.draft_entropy(draft, vocab)
-        own = AdaptiveState(after.drafter, own.policy, entropy, state.active)
+        own = AdaptiveState(after.drafter, own.policy, draft.entropy, state.active)
         return draft._replace(valid=valid), after._replace(drafter=own)
 
     def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:

@@ -61,6 +61,11 @@ def each(members: Sequence[Drafter], state: DecodeState, ask: Callable[[Any, Dec
     return state._replace(drafter=tuple(own))
 
 
+def gives_probs(drafter: Any) -> bool:
+    """Whether a drafter has probabilities of its own, by which a policy can judge how sure it is."""
+    return getattr(drafter, "gives_probs", True)
+
+
 def static(cls):
     """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are static in jit."""
     return jax.tree_util.register_static(cls)

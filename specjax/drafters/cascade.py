@@ -20,6 +20,7 @@ from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome
+from specjax.verify.chain import entropy, token_probs
 from specjax.verify.coupled import Coupled
 
 
@@ -83,20 +84,22 @@ class Cascade(Chain):
         verifier, held = GivenNoise(), own.cache.lengths
 
         def body(carry):
-            own, q = carry
+            own, told = carry
             before = own.lengths - state.lengths  # drafted so far
-            own, _, p = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
-            q = jax.vmap(lambda row, new, at: lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(q, p, before)
-            return own, q
+            own, info, p, law = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
+            new = p, token_probs(law, info.tokens), entropy(law)
+            return own, jax.tree.map(lambda all_rows, rows: jax.vmap(_put)(all_rows, rows, before), told, new)
 
-        q = jnp.zeros((batch, size + headroom, target.config.vocab_size), jnp.float32)
-        own, q = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, q))
-        q = q[:, :size]
+        sure = jnp.zeros((batch, size + headroom), jnp.float32)
+        told = jnp.zeros((batch, size + headroom, target.config.vocab_size), jnp.float32), sure, sure
+        own, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, told))
+        q, confidence, uncertainty = jax.tree.map(lambda x: x[:, :size], told)
         offset = span(size)
         tokens = jnp.take_along_axis(own.tokens, state.lengths[:, None] + offset, axis=1)
         drafted = offset < (own.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
-        draft = Draft(tokens, drafted & fits & jnp.isfinite(q[..., 0]), q)
+        valid = drafted & fits & jnp.isfinite(q[..., 0])
+        draft = Draft(tokens, valid, q, confidence=confidence, entropy=uncertainty)
         cache = kv.with_lengths(own.cache, jnp.where(state.active, own.cache.lengths, held))  # idle rows may lag
         return draft, state._replace(drafter=CascadeState(cache, own.drafter))
 
@@ -132,6 +135,10 @@ class Cascade(Chain):
         # One round of the target may undo several of the draft model's.
         inner = self.inner.commit(self.lm, state._replace(cache=cache, drafter=inner), None).drafter
         return state._replace(drafter=CascadeState(cache, inner))
+
+
+def _put(row: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
 
 
 jax.tree_util.register_dataclass(

@@ -154,7 +154,7 @@ POLICIES: dict[str, Choice] = {
     "cost": Choice(lambda target, args: d.CostModel(args.draft_cost), ("draft_cost",)),
 }
 POLICY_FLAGS: dict[str, dict[str, Any]] = {
-    "confidence_threshold": dict(type=float, default=0.4, help="the chain ends after a token whose q is lower"),
+    "confidence_threshold": dict(type=float, default=0.4, help="the chain ends after a token less sure than this"),
     "gamma_min": dict(type=int, default=1, help="drafted tokens at the highest entropy"),
     "gamma_max": dict(type=int, default=None, help="drafted tokens at entropy 0; num-speculative-tokens if not given"),
     "ema_beta": dict(type=float, default=0.0, help="weight of the rounds before in the smoothed entropy"),
@@ -200,6 +200,11 @@ def settle(args: argparse.Namespace) -> None:
                 if "default" not in spec:
                     raise ValueError(f"--{option} {chosen} needs {flag(name)}")
                 setattr(args, name, spec["default"])
+    size = getattr(args, "num_speculative_tokens", None)
+    if args.drafter == "none" and size:
+        raise ValueError(
+            f"--num-speculative-tokens {size} is a length of drafts, and --drafter none drafts nothing; leave one out"
+        )
     if args.adaptive and args.drafter in ("none", "jacobi", "lookahead", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 

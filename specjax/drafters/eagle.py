@@ -34,7 +34,7 @@ class EagleState(NamedTuple):
     ready: jax.Array  # bool[B] whether ``feature`` is that
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Eagle(ChainOrTree):
     """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
 
@@ -52,12 +52,12 @@ class Eagle(ChainOrTree):
     """
 
     config: EagleConfig | Eagle1Config
-    params: dict
-    tokens: jax.Array | None
+    params: dict = dataclasses.field(repr=False)
+    tokens: jax.Array | None = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
     prefill_chunk: int | None = None
-    embed: jax.Array | None = None
+    embed: jax.Array | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
         super().__post_init__()

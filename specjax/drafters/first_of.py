@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import tree
-from specjax.drafters.base import each
+from specjax.drafters.base import each, gives_probs
 from specjax.models.llama import Output
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
-from specjax.verify.chain import draft_probs
+from specjax.verify.chain import draft_probs, told_confidence, told_entropy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,10 @@ class FirstOf:
 
     first: Drafter
     second: Drafter
+
+    @property
+    def gives_probs(self) -> bool:
+        return gives_probs(self.first) or gives_probs(self.second)
 
     def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
         first, second = (d.widths(num_speculative_tokens) for d in (self.first, self.second))
@@ -74,7 +78,9 @@ jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_
 
 def _choose(where: jax.Array, a: Draft, b: Draft, vocab: int) -> Draft:
     """a's rows where bool[B] says that b is silent, else b's; a point mass beside a sampled draft is written out as
-    one-hot, and a chain beside a tree as a tree."""
+    one-hot, and a chain beside a tree as a tree. To a policy the point mass is certain, and its entropy unknown."""
+    if a.confidence is not None or b.confidence is not None:
+        a, b = (d._replace(confidence=told_confidence(d), entropy=told_entropy(d)) for d in (a, b))
     if (a.probs is None) != (b.probs is None):
         a, b = (d._replace(probs=draft_probs(d, vocab)) for d in (a, b))
     if a.least is not None or b.least is not None:

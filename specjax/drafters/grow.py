@@ -82,10 +82,20 @@ class Tree(Protocol):
 
 
 def tree_of(shape: "Tree | Topology | Sequence[int]") -> Tree:
-    """A tree as it is, or that of a fixed topology or of widths. Raises ValueError as :func:`from_widths`."""
+    """A tree as it is, or that of a fixed topology or of widths.
+
+    Raises:
+      ValueError: for anything else, and as :func:`from_widths`.
+    """
     if isinstance(shape, Topology):
         return FixedTree(shape)
-    return FixedTree(from_widths(shape)) if isinstance(shape, Sequence) else shape
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        return FixedTree(from_widths(shape))
+    if not hasattr(shape, "grow"):
+        raise ValueError(
+            f"a tree must be widths such as (3, 2, 1), a Topology, a FixedTree or a DynamicTree, got {shape!r}"
+        )
+    return shape
 
 
 class ChainOrTree(Chain):

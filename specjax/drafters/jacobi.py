@@ -5,7 +5,7 @@ iteration left for its position and judged against that q (speculative Jacobi de
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class Jacobi(Chain):
     Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. A
     guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
     """
+
+    gives_probs: ClassVar[bool] = False  # they are the target's own
 
     def check(self, target: LM) -> None:
         del target

@@ -5,7 +5,7 @@ token a call, so that what it then holds follows from itself; such an n-gram is 
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,7 @@ class Lookahead(Chain):
       ValueError: unless all are integers of at least 1, and the pool holds a round's n-grams and proposals.
     """
 
+    gives_probs: ClassVar[bool] = False
     window: int = 8
     guesses: int = 8
     slots: int = 1024

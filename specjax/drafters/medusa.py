@@ -28,7 +28,7 @@ class MedusaState(NamedTuple):
     ready: jax.Array  # bool[B] whether it is that
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Medusa(ChainOrTree):
     """Draws up to as many tokens as there are heads, each without regard to those before it; or a tree of them.
 
@@ -41,8 +41,8 @@ class Medusa(ChainOrTree):
     """
 
     config: MedusaConfig
-    params: dict
-    tokens: jax.Array | None
+    params: dict = dataclasses.field(repr=False)
+    tokens: jax.Array | None = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 

@@ -13,15 +13,17 @@ from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class NGramTable(OftenSilent):
     """Draws K tokens from counted next-token frequencies; a token that was never seen to go on ends the chain.
 
     Made by :meth:`count`.
     """
 
-    tokens: jax.Array  # i32[R, M] successors, the most frequent first, padded with the vocabulary size
-    logprobs: jax.Array  # f32[R, M]; R = 1 for unigrams, the vocabulary size for bigrams
+    # i32[R, M] successors, the most frequent first, padded with the vocabulary size
+    tokens: jax.Array = dataclasses.field(repr=False)
+    # f32[R, M]; R = 1 for unigrams, the vocabulary size for bigrams
+    logprobs: jax.Array = dataclasses.field(repr=False)
     temperature: float | None = None
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,13 @@ from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Oracle(OftenSilent):
     """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
 
-    tokens: jax.Array  # i32[N, M]
-    lengths: jax.Array  # i32[N]
+    gives_probs: ClassVar[bool] = False
+    tokens: jax.Array = dataclasses.field(repr=False)  # i32[N, M]
+    lengths: jax.Array = dataclasses.field(repr=False)  # i32[N]
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]]) -> "Oracle":

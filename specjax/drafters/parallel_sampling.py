@@ -15,7 +15,7 @@ from specjax.topology import Topology
 from specjax.types import DecodeState, Draft
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class PaSS(ChainOrTree, Stateless):
     """Draws up to L + 1 tokens from one call of the target on its last token and L look-ahead tokens.
 
@@ -30,7 +30,7 @@ class PaSS(ChainOrTree, Stateless):
     """
 
     config: LookaheadConfig
-    params: dict
+    params: dict = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 

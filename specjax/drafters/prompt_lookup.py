@@ -1,6 +1,7 @@
 """Prompt lookup: propose what followed the last n tokens earlier in the same text (Saxena 2023; vLLM's ``ngram``)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ class PromptLookup(OftenSilent):
     A copy that runs into the end of the text goes on with what it has itself copied, as a loop would.
     """
 
+    gives_probs: ClassVar[bool] = False
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 2
 

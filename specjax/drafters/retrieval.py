@@ -1,6 +1,7 @@
 """Retrieval: propose what followed the longest match of the text's end in a corpus (REST, He et al. 2024)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from specjax.types import DecodeState, Draft
 FANOUT = 16  # places probed at a time: on a GPU a search step is bound by its latency, not by its reads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Retrieval(OftenSilent):
     """Looks the last ``retrieval_max`` down to ``retrieval_min`` tokens up on the device. Made by :meth:`over`.
 
@@ -23,8 +24,9 @@ class Retrieval(OftenSilent):
     with the tokens chosen before. The candidate texts are so merged to one chain.
     """
 
-    tokens: jax.Array  # i32[N]
-    order: jax.Array  # i32[N]
+    gives_probs: ClassVar[bool] = False
+    tokens: jax.Array = dataclasses.field(repr=False)  # i32[N]
+    order: jax.Array = dataclasses.field(repr=False)  # i32[N]
     highest: np.ndarray  # i32[] the largest token id, kept on the host: a request is checked against it
     retrieval_max: int = 8
     retrieval_min: int = 2

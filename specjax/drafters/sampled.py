@@ -12,6 +12,7 @@ from specjax import random, sampling
 from specjax.arrays import span
 from specjax.numeric import STRONGEST, in_range
 from specjax.types import DecodeState, Draft
+from specjax.verify import chain
 
 # (carry, token before the last i32[B], last token i32[B], its position i32[B]) -> (logits f32[B, V'], carry)
 NextLogits = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -49,11 +50,14 @@ def draw_chain(
         position = state.lengths - 1 + i  # of the last token
         logits, carry = next_logits(carry, previous, last, position)
         context = sampling.Context(state.tokens, state.lengths, state.prompt_lengths, drafted[:, None])
-        scores = sampling.ranked(fit(logits, vocab)[:, None], params, context)  # [B, 1, V]
+        logits = fit(logits, vocab)[:, None]
+        scores = sampling.ranked(logits, params, context)  # [B, 1, V]
+        law = sampling.unsharpened(logits, params, context)[:, 0]  # computed only if some policy looks at it
         at = random.at(keys, position[:, None] + 1)
         token = jnp.argmax(noisy(scores, params, at), axis=-1).astype(jnp.int32)[:, 0]
         drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
-        return (carry, last, token, drafted), (token, scores[:, 0])
+        sure = jnp.take_along_axis(law, token[:, None], axis=1)[:, 0], chain.entropy(law)
+        return (carry, last, token, drafted), (token, scores[:, 0], sure)
 
     rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
     last = state.tokens[rows, state.lengths - 1]
@@ -61,20 +65,21 @@ def draw_chain(
     nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN, jnp.int32)
     steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
     passed: Any = (carry, previous, last, nothing)
-    drawn = []  # tokens i32[steps, B], scores f32[steps, B, V]
+    drawn = []  # tokens i32[steps, B], scores f32[steps, B, V], confidence and entropy f32[steps, B]
     if first is not None:
-        passed, (token, scores) = step(first, passed, steps[0])
-        drawn, steps = [(token[None], scores[None])], steps[1:]
+        passed, one = step(first, passed, steps[0])
+        drawn, steps = [jax.tree.map(lambda x: x[None], one)], steps[1:]
     if len(steps):
         passed, rest = lax.scan(partial(step, next_logits), passed, steps)
         drawn.append(rest)
     carry = passed[0]
-    tokens, scores = jax.tree.map(lambda *parts: jnp.concatenate(parts), *drawn)
+    parts = jax.tree.map(lambda *parts: jnp.concatenate(parts).swapaxes(0, 1), *drawn)
+    tokens, scores, (confidence, entropy) = parts  # [B, K], [B, K, V]
     # What each was drawn from is written out for all of them at once: the steps themselves need no sums.
-    tokens, q = tokens.swapaxes(0, 1), sampling.normalised(scores.swapaxes(0, 1))  # [B, K], [B, K, V]
+    q = sampling.normalised(scores)
     valid = jnp.isfinite(q[..., 0])
-    certain = jax.nn.one_hot(tokens, vocab, dtype=jnp.float32)
-    return Draft(tokens, valid, jnp.where(is_greedy(params), certain, q)), carry
+    q = jnp.where(is_greedy(params), jax.nn.one_hot(tokens, vocab, dtype=jnp.float32), q)
+    return Draft(tokens, valid, q, confidence=confidence, entropy=entropy), carry
 
 
 def noisy(scores: jax.Array, params: sampling.SamplingParams, keys: jax.Array) -> jax.Array:

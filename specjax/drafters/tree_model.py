@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax import tree
 from specjax.arrays import span
-from specjax.drafters.grow import ChainOrTree, Level, Tree
+from specjax.drafters.grow import ChainOrTree, Level, Tree, tree_of
 from specjax.drafters.model import DraftState, check_draft_model
 from specjax.drafters.prefill import catch_up, check_chunk
 from specjax.models import cache as kv
@@ -44,6 +44,7 @@ class TreeModel(ChainOrTree):
     any_tokenizer: bool = False
 
     def __post_init__(self):
+        tree_of(self.tree)  # here None is no tree; other drafters make a chain of it
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 

@@ -121,7 +121,7 @@ def by_xla(
     batch, block, kv_heads, width, dim = qkv.shape
     group = width - 2
     qk = rope.rotate(qkv[..., : group + 1, :], *angles)
-    q, k, v = qk[..., :group, :], qk[..., group, :], qkv[..., group + 1, :]
+    q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
     keys = kv.write(keys, k.swapaxes(1, 2), starts)
     values = kv.write(values, v.swapaxes(1, 2), starts)
     if mask is None:

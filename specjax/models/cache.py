@@ -5,6 +5,9 @@ model and the loop don't.
 
 A row's entries at and past its length are stale: masked from attention and overwritten by the next write. So a
 rollback moves no data. Axis 0 of every leaf is the row.
+
+A masked entry still meets 0 * value, and 0 * NaN is NaN. So the values in a cache are finite, always
+(:func:`finite_values`): what is masked never counts, and no call pays for that but by the few tokens it writes.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +35,7 @@ class KVCache(NamedTuple):
 
 
 def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any = None) -> KVCache:
-    """An empty cache. Zeros, not uninitialised memory: a masked entry still meets 0 * value, and 0 * NaN is NaN.
+    """An empty cache. Zeros, not uninitialised memory, which could hold NaN.
 
     Args:
       config: the model's shape.
@@ -59,6 +62,16 @@ def room(entries: int) -> int:
     XLA's products on a GPU copy a cache of another length, whole, into one that is padded so.
     """
     return entries if entries <= 256 else -(-entries // 128) * 128
+
+
+def finite_values(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [..., head_dim] as they may be written to a cache.
+
+    A value that is NaN or infinite becomes 0, and NaN marks the key in its place: who sees the entry gets a score that
+    is NaN, and so no numbers, as from the value itself. Who doesn't see the entry has that score masked.
+    """
+    finite = jnp.isfinite(values)
+    return jnp.where(finite, keys, jnp.nan), jnp.where(finite, values, 0)
 
 
 def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:

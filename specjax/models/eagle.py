@@ -23,11 +23,22 @@ class EagleConfig(modules.Config):
 
     Args:
       layer: its decoder layer; ``vocab_size`` is the number of tokens it can draft, and the hidden size the target's.
-      taps: after how many of the target's layers hidden states are read, low to high.
+      taps: after how many of the target's layers hidden states are read, low to high, each once.
+
+    Raises:
+      ValueError: for other taps.
     """
 
     layer: LlamaConfig
     taps: tuple[int, ...]
+
+    def __post_init__(self):
+        numbers = isinstance(self.taps, tuple) and all(type(after) is int and after >= 0 for after in self.taps)
+        if not numbers or not self.taps or list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(
+                "the taps of an EAGLE-3 head must be a tuple of numbers of layers, at least one, rising and each once, "
+                f"such as (2, 15, 27), got {self.taps!r}"
+            )
 
     @property
     def module(self) -> type:

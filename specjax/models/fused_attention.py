@@ -119,10 +119,11 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
     key, slot = token * token_size + own_vectors + group, start + j
     mine = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
     store, at = partial(plgpu.store, mask=mine[:, None]), pl.ds(start, len(j))
-    k_low, k_high = rotated(key, token)
-    store(keys_ref.at[at, low], k_low)
-    store(keys_ref.at[at, high], k_high)
-    store(values_ref.at[at, :], qkv_ref[_cells(key + 1, 0, dim)])
+    for part_of_head, first_column, k in zip((low, high), (0, dim // 2), rotated(key, token), strict=True):
+        v = qkv_ref[_cells(key + 1, first_column, dim // 2)]
+        finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf  # specjax.models.cache.finite_values
+        store(keys_ref.at[at, part_of_head], jnp.where(finite, k, jnp.nan))
+        store(values_ref.at[at, part_of_head], jnp.where(finite, v, 0))
     if barrier:  # a program's threads read what others of them wrote; interpreted, there are none
         plgpu.debug_barrier()
 

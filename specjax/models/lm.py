@@ -1,6 +1,7 @@
 """A language model as users hold it: configuration, weights and tokenizer in one pytree."""
 
 import dataclasses
+import math
 from typing import Any, cast
 
 import jax
@@ -13,7 +14,7 @@ from specjax.models.cache import KVCache, alloc
 from specjax.models.llama import Output
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # a model equals itself alone: arrays have no one answer to ==
 class LM:
     """A Llama-family model.
 
@@ -41,6 +42,18 @@ class LM:
     def in_parts(self) -> bool:
         """Whether no device holds the whole model."""
         return self.cache_sharding is not None and bool(self.cache_sharding.spec)
+
+    def __repr__(self) -> str:
+        """Its shape, size and storage in two lines."""
+        c, leaves = self.config, jax.tree.leaves(self.params, is_leaf=quantized.is_quantized)
+        count = sum(math.prod(leaf.shape) for leaf in leaves)
+        weights = quantized.kind_of(self.params) or self.dtype
+        devices = "one device" if self.mesh is None else f"{self.mesh.size} devices"
+        return (
+            f"LM({c.num_hidden_layers} layers of size {c.hidden_size}, vocabulary of {c.vocab_size}, context of "
+            f"{c.max_position_embeddings},\n   {count:,} weights in {weights}, cache in {self.kv_dtype or self.dtype}, "
+            f"{'no' if self.tokenizer is None else 'a'} tokenizer, on {devices})"
+        )
 
     def __call__(
         self,

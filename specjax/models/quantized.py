@@ -39,12 +39,13 @@ class Quantized:
 def quantize(x: jax.Array, kind: str) -> Quantized:
     """x[*rows, n] rounded to the nearest code; a row's largest magnitude gets the largest code.
 
-    The error is at most scale / 2 for int8, and max(abs(x) / 16, scale / 1024) for fp8.
+    The error is at most scale / 2 for int8, and max(abs(x) / 16, scale / 1024) for fp8. The scale of a row that holds
+    NaN is NaN.
     """
     dtype, largest = KINDS[kind]
     x = x.astype(jnp.float32)
     peak = jnp.max(jnp.abs(x), axis=-1)
-    scale = jnp.where(peak > 0, peak / largest, 1.0)
+    scale = jnp.where(peak != 0, peak / largest, 1.0)
     codes = x / scale[..., None]
     return Quantized((jnp.round(codes) if dtype == jnp.int8 else codes).astype(dtype), scale)
 

@@ -26,7 +26,24 @@ def draft_entropy(draft: Draft, vocab: int) -> jax.Array:
     """Entropy of each drafted position's q over log V, f32[B, K] from 0 to 1: 0 for point masses."""
     if draft.probs is None:
         return jnp.zeros(draft.tokens.shape, jnp.float32)
-    return jnp.sum(jax.scipy.special.entr(draft.probs), axis=-1) / jnp.log(jnp.float32(vocab))
+    return entropy(draft.probs)
+
+
+def entropy(law: jax.Array) -> jax.Array:
+    """Entropy of laws f32[..., V] over log V, f32[...] from 0 to 1."""
+    return jnp.sum(jax.scipy.special.entr(law), axis=-1) / jnp.log(jnp.float32(law.shape[-1]))
+
+
+def told_confidence(draft: Draft) -> jax.Array:
+    """``Draft.confidence``, f32[B, N]; q of each token if the drafter doesn't say."""
+    return draft_token_probs(draft) if draft.confidence is None else draft.confidence
+
+
+def told_entropy(draft: Draft) -> jax.Array:
+    """``Draft.entropy``, f32[B, N]; that of q if the drafter doesn't say, NaN if there is no q either."""
+    if draft.entropy is not None:
+        return draft.entropy
+    return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32) if draft.probs is None else entropy(draft.probs)
 
 
 def accepts(u: jax.Array, p_x: jax.Array, q_x: jax.Array) -> jax.Array:
