@@ -245,8 +245,10 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -
       b: the draft's.
       vocab: only ids below it are compared: those that both models can produce.
     """
+    if a is b:
+        return
     size = min(len(a), len(b), len(a) if vocab is None else vocab)
-    pairs = ((i, a.backend.id_to_token(i), b.backend.id_to_token(i)) for i in range(size if a is not b else 0))
+    pairs = ((i, a.backend.id_to_token(i), b.backend.id_to_token(i)) for i in range(size))
     wrong = [(i, x, y) for i, x, y in pairs if x != y and None not in (x, y)]
     if wrong:
         several = "; ".join(f"{'first at ' * (n == 0)}id {i}: {x!r} and {y!r}" for n, (i, x, y) in enumerate(wrong[:5]))
