@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from specjax import parallel
-from specjax.config import LlamaConfig
-from specjax.models import llama, quantized
-from specjax.tokenizer import Tokenizer
+from specjax.models import llama, parallel, quantized
+from specjax.models.config import LlamaConfig
+from specjax.text.tokenizer import Tokenizer
 
 MARK = "specjax.json"
 FORMAT = 1

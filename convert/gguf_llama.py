@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from convert.gguf import GGUF
-from specjax import config_values as values
-from specjax.config import LlamaConfig, RopeScaling
+from specjax.models import config_values as values
+from specjax.models.config import LlamaConfig, RopeScaling
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {

@@ -11,9 +11,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from convert.gguf import GGUF
-from specjax import config_values as values
-from specjax.config_values import Rule
-from specjax.tokenizer import Tokenizer
+from specjax.models import config_values as values
+from specjax.models.config_values import Rule
+from specjax.text.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of tokens
 _SPACE = "\u2581"

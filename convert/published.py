@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from convert import eagle, medusa
+from convert import eagle_weights as eagle
+from convert import medusa_weights as medusa
 from convert.source import read_json
+from specjax.decode.types import Drafter
 from specjax.models.lm import LM
-from specjax.types import Drafter
 
 
 def load(folder: str | Path, target: LM) -> Drafter:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from convert import llama, safetensors
-from specjax.config import LlamaConfig, from_hf
-from specjax.tokenizer import Tokenizer
+from convert import llama_weights as llama
+from convert import safetensors
+from specjax.models.config import LlamaConfig, from_hf
+from specjax.text.tokenizer import Tokenizer
 
 _DTYPES = ("float32", "float16", "bfloat16")
 

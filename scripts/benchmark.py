@@ -16,11 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 
 import specjax
-from specjax import parallel
-from specjax.benchmark import early_exit, latency, measure, parts, peers, rounds, sweep
-from specjax.benchmark.case import SHAPES, Case
-from specjax.benchmark.table import Table
 from specjax.commandline import Parser, flag, refusing
+from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, sweep
+from specjax.measure.benchmark import timed as measure
+from specjax.measure.benchmark.case import SHAPES, Case
+from specjax.measure.benchmark.table import Table
+from specjax.models import parallel
 from specjax.models.quantized import KINDS
 
 MODES = {

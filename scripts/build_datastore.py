@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import specjax
 from specjax.commandline import Parser, refusing
-from specjax.datastore import Datastore
+from specjax.drafting.datastore import Datastore
 
 
 def main() -> int:

@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 
 import specjax
-from specjax import acceptance
 from specjax import drafters as d
+from specjax.checkpoints.trained_drafters import load as load_drafter
+from specjax.checkpoints.trained_drafters import read_about, shipped
 from specjax.commandline import Parser, refusing
-from specjax.datastore import Datastore
-from specjax.drafters.files import load as load_drafter
-from specjax.drafters.files import read_about, shipped
-from specjax.drafters.grow import tree_of
-from specjax.metrics import Totals
+from specjax.drafting.datastore import Datastore
+from specjax.drafting.grow_tree import tree_of
+from specjax.drafting.topology import sequoia
+from specjax.generation.metrics import Totals
+from specjax.measure import acceptance
 from specjax.prompts import encoded_prompts
-from specjax.topology import sequoia
 
 
 def candidates(

@@ -14,10 +14,9 @@ import jax
 
 from convert import checkpoint
 from convert.source import open_source
-from specjax import parallel
+from specjax.checkpoints.load import locate
 from specjax.commandline import refusing
-from specjax.load import locate
-from specjax.models import llama
+from specjax.models import llama, parallel
 from specjax.models.quantized import KINDS
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import memory, parallel, record, requests, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
-from specjax.metrics import Totals
+from specjax.generation import requests, trace
+from specjax.generation.metrics import Totals
+from specjax.measure import memory, timing
+from specjax.models import parallel
 from specjax.models.quantized import KINDS, kind_of
+from specjax.report import record
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = (

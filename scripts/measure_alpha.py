@@ -10,9 +10,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import acceptance
 from specjax.commandline import Parser, refusing
 from specjax.drafters import choices
+from specjax.measure import acceptance
 from specjax.prompts import encoded_prompts
 
 

@@ -73,8 +73,8 @@ def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) ->
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from convert.llama import iter_hf
-    from specjax.config import to_hf
+    from convert.llama_weights import iter_hf
+    from specjax.models.config import to_hf
 
     given = {name: value for name, value in to_hf(lm.config).items() if name != "model_type"}
     model = LlamaForCausalLM(LlamaConfig(**given)).eval()

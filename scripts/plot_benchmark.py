@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 from convert.source import read_json
 from specjax import report
-from specjax.benchmark import plots, sweep
 from specjax.commandline import Parser, refusing
+from specjax.measure.benchmark import plots, sweep
 
 
 def main(argv=None) -> int:

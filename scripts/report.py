@@ -9,8 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from specjax import record, report
+from specjax import report
 from specjax.commandline import Parser, refusing
+from specjax.report import record
 
 
 def main(argv=None) -> int:

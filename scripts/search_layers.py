@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import theory
 from specjax.commandline import Parser, refusing
 from specjax.drafters import LayerSkip
+from specjax.drafting import theory
 from specjax.prompts import read_prompts
 
 MAX_K = 8

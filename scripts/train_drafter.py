@@ -19,20 +19,21 @@ import numpy as np
 
 import specjax
 from convert import checkpoint
+from specjax.checkpoints import trained_drafters as files
 from specjax.commandline import Parser, flag, refusing
-from specjax.drafters import DraftModel, Eagle, Medusa, PaSS, files
-from specjax.models.eagle import EagleConfig
-from specjax.models.eagle1 import Eagle1Config
-from specjax.models.medusa import MedusaConfig
+from specjax.drafters import DraftModel, Eagle, Medusa, PaSS
+from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.medusa_heads import MedusaConfig
 from specjax.prompts import read_prompts
 from specjax.training import loop
-from specjax.training.draft import DraftObjective
-from specjax.training.eagle import EagleObjective
-from specjax.training.early_exit import EarlyExitObjective
 from specjax.training.losses import LOSSES
-from specjax.training.medusa import MedusaObjective
-from specjax.training.parallel_sampling import PaSSObjective
 from specjax.training.texts import Texts, dialogues, over_passages
+from specjax.training.train_draft import DraftObjective
+from specjax.training.train_eagle import EagleObjective
+from specjax.training.train_early_exit import EarlyExitObjective
+from specjax.training.train_medusa import MedusaObjective
+from specjax.training.train_pass import PaSSObjective
 
 KINDS = {"draft": "model"}  # what a file calls it, where that is another name
 

@@ -1,28 +1,32 @@
 """specjax: lossless speculative decoding in JAX for Llama-family language models.
 
-Each module of the package is an attribute, imported when first asked for: ``specjax.testing``, ``specjax.record``.
+Modules that users reach by a short name are attributes of the package, imported when first asked for:
+``specjax.testing``, ``specjax.record``, ``specjax.topology`` and the others in ``MODULES``.
 """
 
 import importlib
-import pkgutil
 from typing import Any
 
-from specjax import decode, drafters, parallel, verify
-from specjax.compilation import compilation_cache
-from specjax.config import LlamaConfig
-from specjax.generation import Event, NoDistributionError, Result, generate, stream, warmup
-from specjax.load import load
-from specjax.metrics import Metrics
+from specjax.checkpoints.load import load
+from specjax.decode.decoder import Decoder
+from specjax.decode.types import Drafter, Verifier
+from specjax.generation.compilation import compilation_cache
+from specjax.generation.generate import generate, prepare, stream, warmup
+from specjax.generation.job import Job
+from specjax.generation.metrics import Metrics
+from specjax.generation.options import Options
+from specjax.generation.result import Event, NoDistributionError, Result
+from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
-from specjax.requests import Options
-from specjax.types import Drafter, Verifier
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LM",
+    "Decoder",
     "Drafter",
     "Event",
+    "Job",
     "LlamaConfig",
     "Metrics",
     "NoDistributionError",
@@ -30,26 +34,38 @@ __all__ = [
     "Result",
     "Verifier",
     "compilation_cache",
-    "decode",
-    "drafters",
     "generate",
     "load",
-    "parallel",
+    "prepare",
     "stream",
-    "verify",
     "warmup",
 ]
 
+# Short name -> where the module stands.
+MODULES = {
+    "acceptance": "measure.acceptance",
+    "decode": "decode",
+    "drafters": "drafters",
+    "memory": "measure.memory",
+    "parallel": "models.parallel",
+    "random": "decode.random",
+    "record": "report.record",
+    "report": "report",
+    "sampling": "decode.sampling",
+    "testing": "testing",
+    "theory": "drafting.theory",
+    "timing": "measure.timing",
+    "topology": "drafting.topology",
+    "training": "training",
+    "verify": "verify",
+}
+
 
 def __getattr__(name: str) -> Any:
-    module = f"{__name__}.{name}"
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as problem:
-        if problem.name != module:  # a module that is there, and lacks one of its own
-            raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name) from None
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return importlib.import_module(f"{__name__}.{MODULES[name]}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(module.name for module in pkgutil.iter_modules(__path__))})
+    return sorted({*globals(), *MODULES})

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from specjax.generation.prompts import encode_prompts
 from specjax.models.lm import LM
-from specjax.requests import encode_prompts
 
 # Spec-Bench's multi-turn task is MT-Bench, whose prompts carry its eight categories.
 MT_BENCH = frozenset("writing roleplay reasoning math coding extraction stem humanities".split())

@@ -12,14 +12,14 @@ from test_attention import CASES, case
 from test_convert_checkpoint import HF, write_hf
 
 from convert import checkpoint
-from specjax import LlamaConfig, decode, drafters, generate, parallel, stream, testing
+from specjax import LlamaConfig, decode, drafters, generate, stream, testing
+from specjax.checkpoints.load import load
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation import prepare
-from specjax.load import load
-from specjax.models import attention, fused_attention, modules
-from specjax.models.eagle import Eagle, EagleConfig
+from specjax.generation.requests import Options
+from specjax.models import attention, fused_attention, modules, parallel
+from specjax.models.heads.eagle3_head import Eagle, EagleConfig
 from specjax.models.quantized import map_with_path
-from specjax.requests import Options
 
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
 LM = testing.tiny_lm(0, **SHAPE)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Draft
-from specjax.verify import Block, Lenient, Rejection, TypicalAcceptance, block, chain
+from specjax.decode.types import Draft
+from specjax.verify import Block, Lenient, Rejection, TypicalAcceptance, block
+from specjax.verify import pieces as chain
 
 
 def every_draft(p, q, size, first=0):

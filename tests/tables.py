@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax import random
-from specjax.types import Draft
+from specjax.decode import random
+from specjax.decode.types import Draft
 
 each_table = pytest.mark.parametrize("seed", range(6))
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import testing, theory
+from specjax import testing
+from specjax.decode.types import Draft
 from specjax.drafters import (
     Adaptive,
     Cascade,
@@ -21,7 +22,7 @@ from specjax.drafters import (
     PromptLookup,
 )
 from specjax.drafters.adaptive import Round
-from specjax.types import Draft
+from specjax.drafting import theory
 
 LM = testing.tiny_lm(0, vocab_size=8, std=0.7, max_position_embeddings=256)
 TWIN = DraftModel(testing.noisy_twin(LM, 0.25))
@@ -167,7 +168,7 @@ def test_entropy_is_recorded_each_round():
 
 
 def test_entropy_over_log_v_is_one_for_a_uniform_draft():
-    from specjax.verify.chain import draft_entropy
+    from specjax.verify.pieces import draft_entropy
 
     q = jnp.stack([jnp.full(4, 0.25), jnp.eye(4)[0]])[None]
     draft = Draft(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool), q)

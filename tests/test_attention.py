@@ -10,10 +10,10 @@ import pytest
 
 import specjax
 from specjax import testing
-from specjax.config import LlamaConfig
 from specjax.drafters import DynamicTree, LayerSkip
 from specjax.models import attention, fused_attention, rope
 from specjax.models import cache as kv
+from specjax.models.config import LlamaConfig
 from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
 

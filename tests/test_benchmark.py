@@ -8,21 +8,23 @@ import numpy as np
 import pytest
 from test_scripts import script
 
-from convert.llama import to_hf as to_hf_tensors
-from specjax import generate, theory
-from specjax.benchmark import early_exit as early_exit_module
-from specjax.benchmark import latency, measure, peers, plots, sweep
-from specjax.benchmark.case import Case
-from specjax.benchmark.early_exit import early_exit
-from specjax.benchmark.parts import DRAFT_STEP
-from specjax.benchmark.peers import gpt_fast, weights
-from specjax.benchmark.rounds import against_theory, rounds
-from specjax.benchmark.steady import Steady
-from specjax.benchmark.table import Table
+from convert.llama_weights import to_hf as to_hf_tensors
+from specjax import generate
 from specjax.drafters import DraftModel
+from specjax.drafting import theory
 from specjax.generation import prepare
+from specjax.generation.requests import Options
+from specjax.measure.benchmark import early_exit as early_exit_module
+from specjax.measure.benchmark import latency, peers, plots, sweep
+from specjax.measure.benchmark import timed as measure
+from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.early_exit import early_exit
+from specjax.measure.benchmark.parts import DRAFT_STEP
+from specjax.measure.benchmark.peers import gpt_fast, weights
+from specjax.measure.benchmark.rounds import against_theory, rounds
+from specjax.measure.benchmark.steady import Steady
+from specjax.measure.benchmark.table import Table
 from specjax.models import quantized
-from specjax.requests import Options
 from specjax.testing import count_traces
 
 

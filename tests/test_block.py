@@ -7,9 +7,9 @@ from enumeration import every_draft, outcomes
 from tables import chisquare, each_table, power_law, sample, tables
 
 import specjax
+from specjax.decode.types import Draft
 from specjax.drafters import DraftModel
 from specjax.testing import table_lm
-from specjax.types import Draft
 from specjax.verify import Block, Rejection
 
 

@@ -9,10 +9,11 @@ from test_special_tokens import added, saved
 from test_tokenizer import TEMPLATE, byte_level, sentencepiece_like
 from transformers import AutoTokenizer
 
-from specjax import generate, record, testing
+from specjax import generate, testing
 from specjax.generation import prepare
-from specjax.requests import Options, encode_prompts
-from specjax.tokenizer import Tokenizer
+from specjax.generation.requests import Options, encode_prompts
+from specjax.report import record
+from specjax.text.tokenizer import Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from specjax import LM, decode, drafters, parallel, testing
-from specjax.config import PRESETS
+from specjax import LM, decode, drafters, testing
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation import prepare
-from specjax.models import llama, modules, quantized
-from specjax.models.eagle import Eagle, EagleConfig
-from specjax.requests import Options
+from specjax.generation.requests import Options
+from specjax.models import llama, modules, parallel, quantized
+from specjax.models.config import PRESETS
+from specjax.models.heads.eagle3_head import Eagle, EagleConfig
 from specjax.verify import VERIFIERS
 
 CAPACITY, K = 8192, 2  # one layer's keys are then larger than anything that a round has to compute

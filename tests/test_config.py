@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.config import PRESETS, LlamaConfig, RopeScaling, from_hf, to_hf
+from specjax.models.config import PRESETS, LlamaConfig, RopeScaling, from_hf, to_hf
 
 MINIMAL = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 
 from specjax import decode, drafters, testing
-from specjax.datastore import Datastore
 from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
+from specjax.drafting.datastore import Datastore
+from specjax.drafting.topology import from_choices, from_widths
 from specjax.generation import prepare
+from specjax.generation.requests import Options
 from specjax.models import cache as kv
-from specjax.models import eagle, medusa, modules
-from specjax.models.eagle import EagleConfig
-from specjax.models.eagle1 import Eagle1, Eagle1Config
+from specjax.models import modules
+from specjax.models.heads import eagle3_head as eagle
+from specjax.models.heads import medusa_heads as medusa
+from specjax.models.heads.eagle1_head import Eagle1, Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.pass_tokens import LookaheadConfig, LookaheadTokens
 from specjax.models.lm import LM
-from specjax.models.lookahead_tokens import LookaheadConfig, LookaheadTokens
-from specjax.models.medusa import MedusaConfig
-from specjax.requests import Options
 from specjax.testing import Trial
-from specjax.topology import from_choices, from_widths
 
 SHAPE = dict(
     vocab_size=4, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -93,8 +95,8 @@ DRAFTERS = {
     "medusa, tree": dataclasses.replace(MEDUSA, tree=(3, 2)),
     "lookup, else head": drafters.FirstOf(PromptLookup(), HEAD),
 }
-TREES = [d for d, drafter in DRAFTERS.items() if drafter.widths(3)[-1] > 4]
 TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
+TREES = [d for d, drafter in DRAFTERS.items() if drafter.plan(TARGETS.get(d, TARGET), 3).trees]
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
 HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]

@@ -17,9 +17,9 @@ from test_convert_llama import TINY, random_tensors
 from test_tokenizer import byte_level
 
 from convert import checkpoint
-from convert import llama as convert_llama
+from convert import llama_weights as convert_llama
 from convert.source import open_source
-from specjax.config import from_hf
+from specjax.models.config import from_hf
 
 ROOT = Path(__file__).resolve().parents[1]
 HF = {**TINY, "vocab_size": 272, "eos_token_id": 1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}

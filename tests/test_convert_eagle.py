@@ -10,10 +10,11 @@ from safetensors.numpy import save_file
 from test_eagle import CONFIG, TARGET, TOKENS, draft_of, perfect_pair, random_head
 
 import specjax
-from convert import eagle
-from specjax.drafters import Eagle, files
+from convert import eagle_weights as eagle
+from specjax.checkpoints import trained_drafters as files
+from specjax.drafters import Eagle
 from specjax.models import modules
-from specjax.models.eagle1 import Eagle1Config
+from specjax.models.heads.eagle1_head import Eagle1Config
 from specjax.testing import tiny_lm
 
 

@@ -15,10 +15,10 @@ from test_convert_llama import TINY, random_tensors
 
 from convert import gguf as convert_gguf
 from convert import gguf_llama
-from convert import llama as convert_llama
+from convert import llama_weights as convert_llama
 from convert.gguf import GGUF
 from convert.source import open_source
-from specjax.config import LlamaConfig, RopeScaling, from_hf, to_hf
+from specjax.models.config import LlamaConfig, RopeScaling, from_hf, to_hf
 from specjax.models.lm import LM
 
 CONFIG = LlamaConfig(64, 64, 96, 2, 4, 2, 16, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from convert import llama as convert_llama
-from specjax.config import LlamaConfig, from_hf
+from convert import llama_weights as convert_llama
 from specjax.models import llama, rope
+from specjax.models.config import LlamaConfig, from_hf
 from specjax.models.lm import LM
 
 TINY = {"model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,

@@ -8,11 +8,12 @@ import pytest
 from safetensors.numpy import save_file
 
 import specjax
-from convert import medusa
-from specjax.drafters import Medusa, files
+from convert import medusa_weights as medusa
+from specjax.checkpoints import trained_drafters as files
+from specjax.drafters import Medusa
 from specjax.models import modules
-from specjax.models.medusa import Medusa as Module
-from specjax.models.medusa import MedusaConfig
+from specjax.models.heads.medusa_heads import Medusa as Module
+from specjax.models.heads.medusa_heads import MedusaConfig
 from specjax.testing import tiny_lm
 
 TARGET = tiny_lm(2, vocab_size=12, std=0.5)

@@ -14,7 +14,7 @@ import test_convert_medusa as medusa
 from safetensors.numpy import load_file
 
 from convert import torch_file
-from specjax.drafters import files
+from specjax.checkpoints import trained_drafters as files
 
 torch = pytest.importorskip("torch")
 KINDS = ("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool").split()

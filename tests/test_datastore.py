@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.datastore import SEPARATOR, Datastore
 from specjax.drafters import Retrieval
+from specjax.drafting.datastore import SEPARATOR, Datastore
 from specjax.testing import tiny_lm
 
 RNG = np.random.default_rng(0)

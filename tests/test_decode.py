@@ -14,9 +14,9 @@ import pytest
 
 from specjax import NoDistributionError, decode, generate, stream, testing, warmup
 from specjax.drafters import DraftModel, PromptLookup
-from specjax.drafters.base import static
+from specjax.drafting.base import static
 from specjax.generation import prepare
-from specjax.requests import Options
+from specjax.generation.requests import Options
 
 LM = testing.tiny_lm(0, max_position_embeddings=64)
 SELF, TWIN = DraftModel(LM), DraftModel(testing.noisy_twin(LM, 0.05))

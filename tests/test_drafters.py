@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decode, random, sampling
+from specjax import decode
+from specjax.decode import random, sampling
 from specjax.drafters import (
     Adaptive,
     Cascade,
@@ -27,16 +28,8 @@ from specjax.drafters import (
 )
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.models import modules
-from specjax.models.eagle import EagleConfig
-from specjax.testing import (
-    Trial,
-    check_path_independence,
-    checks,
-    chi_square,
-    noisy_twin,
-    table_lm,
-    tiny_lm,
-)
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.testing import Trial, check_path_independence, checks, chi_square, noisy_twin, table_lm, tiny_lm
 
 
 @pytest.mark.parametrize("new", [2, 120])

@@ -10,14 +10,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import random
-from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup, files
+from specjax.checkpoints import trained_drafters as files
+from specjax.decode import random
+from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
 from specjax.generation import prepare
-from specjax.models import eagle, modules
-from specjax.models.eagle import EagleConfig
-from specjax.models.eagle1 import Eagle1Config
+from specjax.models import modules
+from specjax.models.heads import eagle3_head as eagle
+from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
 from specjax.testing import table_lm, tiny_lm
-from specjax.training.eagle import EagleObjective
+from specjax.training.train_eagle import EagleObjective
 
 TARGET = tiny_lm(2, vocab_size=12, std=0.5)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1, vocab_size=8), (0, 1, 2))

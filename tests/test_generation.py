@@ -7,7 +7,7 @@ import pytest
 
 from specjax import Metrics, generate, stream, testing
 from specjax.drafters import DraftModel
-from specjax.text import TextStream
+from specjax.text.text_stream import TextStream
 
 
 class Pieces:

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from convert import llama as convert
-from specjax.config import from_hf
+from convert import llama_weights as convert
 from specjax.models import cache as kv
+from specjax.models.config import from_hf
 from specjax.models.lm import LM
 
 BASE = {

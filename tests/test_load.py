@@ -17,8 +17,8 @@ from test_convert_llama import random_tensors
 from test_tokenizer import byte_level
 
 from convert import checkpoint, default_model
-from convert import llama as convert_llama
-from specjax.load import load
+from convert import llama_weights as convert_llama
+from specjax.checkpoints.load import load
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 from specjax import generate, stream, testing
 from specjax.drafters import DraftModel, PromptLookup, TreeModel
 from specjax.generation import prepare
-from specjax.requests import Options
+from specjax.generation.requests import Options
 
 LM = testing.tiny_lm(0, std=0.7, vocab_size=8)
 TWIN = testing.noisy_twin(LM, 0.2)

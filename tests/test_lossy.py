@@ -10,9 +10,9 @@ from enumeration import LAWS, every_draft, joint_law, outcomes
 from tables import KEYS, ROWS, chisquare, each_table, pad, power_law, sample, table_round, tables
 
 import specjax
-from specjax import random
+from specjax.decode import random
+from specjax.decode.types import Draft
 from specjax.testing import table_lm
-from specjax.types import Draft
 from specjax.verify import VERIFIERS, Lenient, LenientGreedy, Rejection, TypicalAcceptance
 
 

@@ -8,8 +8,10 @@ from test_convert_checkpoint import HF, write_hf
 from test_scripts import script
 from test_tokenizer import byte_level
 
-from specjax import acceptance, generate, testing, theory
+from specjax import generate, testing
 from specjax.drafters import DraftModel
+from specjax.drafting import theory
+from specjax.measure import acceptance
 from specjax.prompts import read_prompts
 
 VOCAB, SIZE, NEW, ROWS = 4, 2, 40, 32

@@ -3,9 +3,10 @@
 import jax
 import pytest
 
-from specjax import drafters, memory
+from specjax import drafters
 from specjax.generation import prepare
-from specjax.requests import Options
+from specjax.generation.requests import Options
+from specjax.measure import memory
 from specjax.testing import tiny_lm
 
 SHAPE = dict(vocab_size=512, hidden_size=64, intermediate_size=128, head_dim=16, max_position_embeddings=1024)

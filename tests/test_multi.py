@@ -9,8 +9,9 @@ import pytest
 from enumeration import ratio
 from tables import each_table, tables
 
-from specjax.types import Draft
-from specjax.verify import multi, without_replacement
+from specjax.decode.types import Draft
+from specjax.verify import siblings as multi
+from specjax.verify import without_replacement
 
 
 def every_sibling(p, q, size, replace):

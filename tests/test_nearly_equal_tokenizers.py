@@ -9,8 +9,9 @@ from test_special_tokens import added, saved
 from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
-from specjax import drafters, generate, load, stream, testing
-from specjax.tokenizer import Tokenizer, check_same_tokenizer
+from specjax import drafters, generate, stream, testing
+from specjax.checkpoints import load
+from specjax.text.tokenizer import Tokenizer, check_same_tokenizer
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 SWAPPED = [*LETTERS[:4], LETTERS[5], LETTERS[4], *LETTERS[6:]]

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.decode.ngram import suffix_runs
+from specjax.decode.types import DecodeState
 from specjax.drafters import PromptLookup
-from specjax.ngram import suffix_runs
-from specjax.types import DecodeState
 
 
 def runs_by_hand(tokens, end, longest):

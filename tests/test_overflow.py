@@ -9,9 +9,9 @@ import pytest
 
 import specjax
 from specjax import testing
+from specjax.decode.types import Draft
 from specjax.drafters import NoDraft
-from specjax.drafters.base import Stateless, static
-from specjax.types import Draft
+from specjax.drafting.base import Stateless, static
 
 BAD = 7
 PROMPTS = [[1, 2, 3], [4, 5, 6, 1]]

@@ -8,9 +8,10 @@ import pytest
 from test_conformance import DRAFTERS, TARGET, TARGETS
 
 import specjax
-from specjax import decode, random
+from specjax import decode
+from specjax.decode import random
 from specjax.generation import prepare
-from specjax.requests import Options
+from specjax.generation.requests import Options
 
 SETTINGS = {
     "keys of kind rbg": lambda: jax.default_prng_impl("rbg"),

@@ -11,10 +11,10 @@ import pytest
 from test_convert_checkpoint import HF, MEASURE, ROOT, run_script, write_hf
 
 from convert import checkpoint
-from convert import llama as convert_llama
+from convert import llama_weights as convert_llama
 from specjax import generate, testing
+from specjax.checkpoints.load import load
 from specjax.drafters import DraftModel
-from specjax.load import load
 from specjax.models import cache as kv
 from specjax.models.llama import product
 from specjax.models.quantized import KINDS, Quantized, dequantize, is_quantized, map_with_path, quantize

@@ -7,8 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import Metrics, record, stream, testing, timing, trace
+from specjax import Metrics, stream, testing
 from specjax.drafters import DraftModel
+from specjax.generation import trace
+from specjax.measure import timing
+from specjax.report import record
 
 VOCAB, SIZE = 20, 3
 

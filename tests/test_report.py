@@ -12,9 +12,10 @@ import pytest
 from test_record import DRAFT, SETTINGS, SIZE, Letters, streamed
 from test_scripts import script
 
-from specjax import record, report, theory
+from specjax import report
 from specjax.drafters import TreeModel
-from specjax.report import analysis
+from specjax.drafting import theory
+from specjax.report import analysis, record
 
 CALLS = {"plain_step": 0.1, "draft": 0.02, "verify": {"4": 0.15}}
 

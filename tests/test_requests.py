@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import generate, numeric, requests, stream, testing, warmup
-from specjax.generation import prepare
-from specjax.requests import Options
+from specjax import generate, stream, testing, warmup
+from specjax.decode import numeric
+from specjax.generation import prepare, requests
+from specjax.generation.requests import Options
 
 LM = testing.tiny_lm(0, eos_token_ids=(7,))
 PROMPT = [[1, 2, 3]]

@@ -7,8 +7,8 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specjax.config import from_hf
 from specjax.models import rope
+from specjax.models.config import from_hf
 
 SHAPE = {
     "model_type": "llama", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1,

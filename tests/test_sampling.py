@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import random, requests, sampling
-from specjax.requests import Options
-from specjax.sampling import Context, SamplingParams
+from specjax.decode import random, sampling
+from specjax.decode.sampling import Context, SamplingParams
+from specjax.generation import requests
+from specjax.generation.requests import Options
 
 VOCAB = 11
 TOKENS = np.array([[1, 2, 3, 1, 2, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0, 0]], np.int32)

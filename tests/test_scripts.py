@@ -11,8 +11,11 @@ from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
 import specjax
-from specjax import parallel, record, timing
-from specjax.drafters import choices, files
+from specjax.checkpoints import trained_drafters as files
+from specjax.drafters import choices
+from specjax.measure import timing
+from specjax.models import parallel
+from specjax.report import record
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,7 +6,7 @@ import pytest
 from test_tokenizer import byte_level, sentencepiece_like
 from transformers import AutoTokenizer
 
-from specjax.tokenizer import Tokenizer
+from specjax.text.tokenizer import Tokenizer
 
 
 def write(folder, name, data):

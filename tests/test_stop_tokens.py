@@ -11,9 +11,10 @@ from test_scripts import run
 from test_tokenizer import byte_level
 
 from convert import checkpoint
-from specjax import generate, load, testing
+from specjax import generate, testing
+from specjax.checkpoints import load
 from specjax.generation import prepare
-from specjax.requests import Options
+from specjax.generation.requests import Options
 
 
 def folder(path, eos, generation=None):

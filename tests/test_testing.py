@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specjax import generate, testing
+from specjax.decode.types import Verdict
 from specjax.drafters import DraftModel, LayerSkip
-from specjax.testing.models import TINY
-from specjax.types import Verdict
-from specjax.verify import chain
+from specjax.testing.tiny_models import TINY
+from specjax.verify import pieces as chain
 from specjax.verify.rejection import Rejection
 
 TABLE = np.array([[0.5, 0.5, 0, 0], [0.1, 0.2, 0.3, 0.4], [0, 0, 0, 1], [0.25, 0.25, 0.25, 0.25]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_tokenizer import byte_level, sentencepiece_like
 
-from specjax.text import TextStream
+from specjax.text.text_stream import TextStream
 
 LENGTH = 2000
 BYTE = {"byte level": byte_level(), "sentencepiece": sentencepiece_like()}

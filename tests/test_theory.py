@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import theory
+from specjax.drafting import theory
 
 RNG_SEED = 20230
 

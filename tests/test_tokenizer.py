@@ -6,8 +6,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from specjax.text import TextStream
-from specjax.tokenizer import Tokenizer, check_same_tokenizer
+from specjax.text.text_stream import TextStream
+from specjax.text.tokenizer import Tokenizer, check_same_tokenizer
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATE = TURNS + "{% if add_generation_prompt %}[a]{% endif %}"

@@ -5,10 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from specjax import acceptance, generate
+from specjax import generate
 from specjax.drafters import PromptLookup, TreeModel
+from specjax.drafting.topology import Topology, expected_length, from_choices, from_widths, sequoia
+from specjax.measure import acceptance
 from specjax.testing import table_lm
-from specjax.topology import Topology, expected_length, from_choices, from_widths, sequoia
 
 
 def test_widths():

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import random
+from specjax.decode import random
 from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
 from specjax.generation import prepare
 from specjax.models import llama, modules
-from specjax.models.eagle import EagleConfig
-from specjax.models.eagle1 import Eagle1Config
-from specjax.models.lookahead_tokens import LookaheadTokens
-from specjax.models.medusa import MedusaConfig
+from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.pass_tokens import LookaheadTokens
 from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
-from specjax.training.draft import DraftObjective
-from specjax.training.eagle import EagleObjective
-from specjax.training.early_exit import EarlyExitObjective
-from specjax.training.medusa import MedusaObjective
-from specjax.training.parallel_sampling import PaSSObjective
 from specjax.training.texts import Texts, dialogues, over_passages
+from specjax.training.train_draft import DraftObjective
+from specjax.training.train_eagle import EagleObjective
+from specjax.training.train_early_exit import EarlyExitObjective
+from specjax.training.train_medusa import MedusaObjective
+from specjax.training.train_pass import PaSSObjective
 
 TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))

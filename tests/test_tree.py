@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax import acceptance, generate, random, sampling, stream, testing, timing, tree
+from specjax import generate, stream, testing
+from specjax.decode import draft_shape as tree
+from specjax.decode import random, sampling
+from specjax.decode.types import Draft
 from specjax.drafters import Adaptive, DraftModel, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
-from specjax.drafters.grow import draw_children
+from specjax.drafting.grow_tree import draw_children
 from specjax.generation import prepare
+from specjax.generation.requests import Options
+from specjax.measure import acceptance, timing
 from specjax.models import cache as kv
 from specjax.models.quantized import dequantize
-from specjax.requests import Options
-from specjax.types import Draft
 from specjax.verify import VERIFIERS, Coupled, Rejection
 
 LM = testing.tiny_lm(0, max_position_embeddings=64)

@@ -9,8 +9,8 @@ import tokenizers
 from specjax import generate, stream, testing
 from specjax.drafters import Cascade, DraftModel, Jacobi, LayerSkip, Lookahead, PromptLookup, RandomDraft, TreeModel
 from specjax.generation import prepare
-from specjax.requests import Options
-from specjax.tokenizer import Tokenizer
+from specjax.generation.requests import Options
+from specjax.text.tokenizer import Tokenizer
 
 VOCAB, KNOWN = 8, [0, 1, 2, 4, 6]  # 3 and 5 are holes, 7 is padding
 

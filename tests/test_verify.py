@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tables import KEYS, ONES, ROWS, SIZE, VOCAB, chisquare, drafts, judge, pad, power_law, sample, table_round, tables
 
-from specjax import random
-from specjax.types import Draft
-from specjax.verify import VERIFIERS, Block, Lenient, Rejection, chain
+from specjax.decode import random
+from specjax.decode.types import Draft
+from specjax.verify import VERIFIERS, Block, Lenient, Rejection
+from specjax.verify import pieces as chain
 
 LOSSLESS = [name for name, verifier in VERIFIERS.items() if verifier.lossless]
 each_lossless = pytest.mark.parametrize("name", LOSSLESS)

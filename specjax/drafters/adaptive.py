@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import theory
-from specjax.arrays import span
-from specjax.drafters.base import gives_probs, static
+from specjax.decode.arrays import leading_run, span, where_rows
+from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
+from specjax.drafting import theory
+from specjax.drafting.base import static
+from specjax.models.cache import KVCache
 from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Drafter, Outcome, Request
-from specjax.verify import chain
+from specjax.verify import pieces as chain
 
 
 class Round(NamedTuple):
@@ -190,23 +191,18 @@ class Adaptive:
         """Draft lengths that are compiled: 1, 2, 4, ... and K."""
         return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        if self.drafter.widths(num_speculative_tokens)[-1] > num_speculative_tokens + 1:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        plan = self.drafter.plan(target, num_speculative_tokens)
+        if plan.trees:
             raise ValueError(
                 f"Adaptive chooses how long a chain is, and {type(self.drafter).__name__} drafts trees; run it as it is"
             )
-        return (1, *(size + 1 for size in self.sizes(num_speculative_tokens)))
-
-    def taps(self, target: LM) -> tuple[int, ...]:
-        return self.drafter.taps(target)
-
-    def check(self, target: LM) -> None:
-        if self.policy.by_probs and not gives_probs(self.drafter):
+        if self.policy.by_probs and not plan.gives_probs:
             raise ValueError(
                 f"{type(self.policy).__name__} judges by the draft's probabilities, and {type(self.drafter).__name__} "
                 "gives no probabilities of its own; choose Heuristic or CostModel"
             )
-        self.drafter.check(target)
+        return plan._replace(widths=(1, *(size + 1 for size in self.sizes(num_speculative_tokens))))
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> AdaptiveState:
         return AdaptiveState(
@@ -216,55 +212,48 @@ class Adaptive:
             jnp.zeros(batch, bool),
         )
 
-    def follow(self, target: LM, own: AdaptiveState, request: Request, starts: jax.Array, out: Output) -> AdaptiveState:
-        return own._replace(inner=self.drafter.follow(target, own.inner, request, starts, out))
+    def follow(
+        self, target: LM, own: AdaptiveState, state: DecodeState, starts: jax.Array, out: Output
+    ) -> AdaptiveState:
+        return own._replace(inner=self.drafter.follow(target, own.inner, state, starts, out))
 
-    def resume(self, target: LM, state: DecodeState) -> DecodeState:
-        own: AdaptiveState = state.drafter
-        after = self.drafter.resume(target, state._replace(drafter=own.inner))
-        return after._replace(drafter=own._replace(inner=after.drafter))
+    def resume(self, target: LM, own: AdaptiveState, state: DecodeState) -> AdaptiveState:
+        return own._replace(inner=self.drafter.resume(target, own.inner, state))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
-        own: AdaptiveState = state.drafter
+        self, target: LM, own: AdaptiveState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, AdaptiveState, KVCache]:
         chosen = jnp.broadcast_to(self.policy.choose(own.policy, num_speculative_tokens), state.lengths.shape)  # [B]
         sizes = self.sizes(num_speculative_tokens)
 
-        def at_size(size: int, inner: DecodeState) -> tuple[Draft, DecodeState]:
-            draft, inner = self.drafter.propose(target, inner, keys, size)
+        def at_size(size: int, inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
+            draft, inner, cache = self.drafter.propose(target, inner, state._replace(cache=cache), keys, size)
             short = ((0, 0), (0, num_speculative_tokens - size))
             probs = None if draft.probs is None else jnp.pad(draft.probs, (*short, (0, 0)))
             told = chain.told_confidence(draft), chain.told_entropy(draft)
             tokens, valid, confidence, entropy = (jnp.pad(x, short) for x in (draft.tokens, draft.valid, *told))
             draft = draft._replace(tokens=tokens, valid=valid, probs=probs, confidence=confidence, entropy=entropy)
-            return draft, inner
+            return draft, inner, cache
 
         most = jnp.max(jnp.where(state.active, chosen, 0))
         branch = jnp.sum(most > jnp.array(sizes[:-1], jnp.int32), dtype=jnp.int32)
         branches = [partial(at_size, size) for size in sizes]
-        draft, after = lax.switch(branch, branches, state._replace(drafter=own.inner))
+        draft, inner, cache = lax.switch(branch, branches, own.inner, state.cache)
         goes_on = self.policy.goes_on(draft)[:, :-1]
-        length = jnp.minimum(1 + chain.leading_run(goes_on), chosen)
+        length = jnp.minimum(1 + leading_run(goes_on), chosen)
         valid = draft.valid & (span(num_speculative_tokens) < length[:, None])
-        own = AdaptiveState(after.drafter, own.policy, draft.entropy, state.active)
-        return draft._replace(valid=valid), after._replace(drafter=own)
+        return draft._replace(valid=valid), AdaptiveState(inner, own.policy, draft.entropy, state.active), cache
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        own: AdaptiveState = state.drafter
-        after = self.drafter.commit(target, state._replace(drafter=own.inner), outcome)
-        policy = own.policy
+    def commit(self, target: LM, own: AdaptiveState, state: DecodeState, outcome: Outcome | None) -> AdaptiveState:
+        inner, policy = self.drafter.commit(target, own.inner, state, outcome), own.policy
         if outcome is not None:
-            judged = jnp.minimum(outcome.count + 1, outcome.drafted)
-            at = span(own.entropy.shape[1]) < judged[:, None]
-            total = jnp.sum(jnp.where(at, own.entropy, 0.0), axis=1)
+            judged = jnp.minimum(outcome.accepted + 1, outcome.drafted)
+            was_judged = span(own.entropy.shape[1]) < judged[:, None]
+            total = jnp.sum(jnp.where(was_judged, own.entropy, 0.0), axis=1)
             mean = total / judged.astype(jnp.float32)  # 0 / 0 is the NaN of no evidence
-            learned = self.policy.learn(policy, Round(outcome.drafted, outcome.count, mean))
-            policy = jax.tree.map(
-                lambda new, old: jnp.where(own.asked.reshape(-1, *(1,) * (old.ndim - 1)), new, old), learned, policy
-            )
-        own = AdaptiveState(after.drafter, policy, own.entropy, jnp.zeros_like(own.asked))
-        return after._replace(drafter=own)
+            learned = self.policy.learn(policy, Round(outcome.drafted, outcome.accepted, mean))
+            policy = where_rows(own.asked, learned, policy)
+        return AdaptiveState(inner, policy, own.entropy, jnp.zeros_like(own.asked))
 
 
 jax.tree_util.register_dataclass(Adaptive, data_fields=["drafter"], meta_fields=["policy"])

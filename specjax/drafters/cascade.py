@@ -11,16 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import decode, sampling
-from specjax.arrays import span
-from specjax.drafters.base import Chain
-from specjax.drafters.model import check_draft_model
-from specjax.drafters.prefill import catch_up, check_chunk
+from specjax.decode import round as rounds
+from specjax.decode import sampling
+from specjax.decode.arrays import span, token_probs
+from specjax.decode.decoder import Decoder
+from specjax.decode.history import put
+from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
+from specjax.drafters.draft_model import check_draft_model
+from specjax.drafting.base import FixedWidth
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Drafter, Outcome
-from specjax.verify.chain import entropy, token_probs
+from specjax.verify import pieces as chain
 from specjax.verify.coupled import Coupled
 
 
@@ -38,7 +41,7 @@ class GivenNoise(Coupled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cascade(Chain):
+class Cascade(FixedWidth):
     """Proposes token for token what ``DraftModel(lm)`` proposes, in fewer calls of ``lm``.
 
     Args:
@@ -61,84 +64,79 @@ class Cascade(Chain):
             raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
         check_chunk(self.prefill_chunk)
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         check_draft_model(target, self.lm, self.any_tokenizer)
         if self.lm.config.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"a cascade's models need one vocabulary size, got {target.config.vocab_size} for the target and "
                 f"{self.lm.config.vocab_size} for the draft; DraftModel can do with two"
             )
-        self.inner.check(self.lm)
+        self.inner.plan(self.lm, self.num_speculative_tokens)
+        return super().plan(target, num_speculative_tokens)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
         del target
-        room = kv.room(capacity + num_speculative_tokens + self._block)
+        room = kv.room(capacity + num_speculative_tokens + self._decoder.plan.block)
         inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
         return CascadeState(self.lm.alloc_cache(batch, room), inner)
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
-        own = self._request(state, keys, num_speculative_tokens)
-        batch, size, headroom = own.lengths.shape[0], num_speculative_tokens, self._block
-        verifier, held = GivenNoise(), own.cache.lengths
+        self, target: LM, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, CascadeState, KVCache]:
+        decoder, size = self._decoder, num_speculative_tokens
+        drafting = self._begin(own, state, keys, size)
+        held, batch, room = drafting.cache.lengths, len(state.lengths), size + decoder.plan.block
 
-        def body(carry):
-            own, told = carry
-            before = own.lengths - state.lengths  # drafted so far
-            own, info, p, law = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
-            new = p, token_probs(law, info.tokens), entropy(law)
-            return own, jax.tree.map(lambda all_rows, rows: jax.vmap(_put)(all_rows, rows, before), told, new)
+        def body(carry: tuple) -> tuple:
+            drafting, told = carry
+            before = drafting.lengths - state.lengths  # drafted so far
+            draft, drafting = rounds.propose(decoder, drafting)
+            scored = rounds.score(decoder, drafting, draft)
+            judged = rounds.judge(decoder, drafting, scored)
+            path = sampling.chain_path(judged.draft.tokens)
+            law = sampling.unsharpened(judged.out.logits, drafting.request.sampling, drafting.context(path))
+            drafting, info = rounds.commit(decoder, drafting, scored, judged)
+            new = judged.p, token_probs(law, info.tokens), chain.entropy(law)
+            return drafting, jax.tree.map(lambda buffer, block: put(buffer, block, before), told, new)
 
-        sure = jnp.zeros((batch, size + headroom), jnp.float32)
-        told = jnp.zeros((batch, size + headroom, target.config.vocab_size), jnp.float32), sure, sure
-        own, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, told))
-        q, confidence, uncertainty = jax.tree.map(lambda x: x[:, :size], told)
+        sure = jnp.zeros((batch, room), jnp.float32)
+        told = jnp.zeros((batch, room, target.config.vocab_size), jnp.float32), sure, sure
+        drafting, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (drafting, told))
+        q, confidence, entropy = jax.tree.map(lambda x: x[:, :size], told)
         offset = span(size)
-        tokens = jnp.take_along_axis(own.tokens, state.lengths[:, None] + offset, axis=1)
-        drafted = offset < (own.lengths - state.lengths)[:, None]
+        tokens = jnp.take_along_axis(drafting.tokens, state.lengths[:, None] + offset, axis=1)
+        drafted = offset < (drafting.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
         valid = drafted & fits & jnp.isfinite(q[..., 0])
-        draft = Draft(tokens, valid, q, confidence=confidence, entropy=uncertainty)
-        cache = kv.with_lengths(own.cache, jnp.where(state.active, own.cache.lengths, held))  # idle rows may lag
-        return draft, state._replace(drafter=CascadeState(cache, own.drafter))
+        draft = Draft(tokens, valid, q, confidence=confidence, entropy=entropy)
+        lengths = jnp.where(state.active, drafting.cache.lengths, held)  # idle rows may lag
+        return draft, CascadeState(kv.with_lengths(drafting.cache, lengths), drafting.drafter), state.cache
+
+    def commit(self, target: LM, own: CascadeState, state: DecodeState, outcome: Outcome | None) -> CascadeState:
+        del target, outcome
+        cache = kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1))
+        # One round of the target may undo several of the draft model's.
+        inner = self.inner.commit(self.lm, own.inner, state._replace(cache=cache, drafter=own.inner), None)
+        return CascadeState(cache, inner)
 
     @property
-    def _block(self) -> int:
-        """The widest block that the draft model verifies."""
-        return self.inner.widths(self.num_speculative_tokens)[-1]
+    def _decoder(self) -> Decoder:
+        return Decoder(self.lm, self.inner, GivenNoise(), self.num_speculative_tokens)
 
-    def _request(self, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
-        """The draft model's own decoding: K more tokens for every active row, with nothing to stop it but that."""
-        cache = catch_up(self.lm, state.drafter.cache, state, state.lengths - 1, self.prefill_chunk)
-        nothing = jnp.zeros((state.lengths.shape[0], size), jnp.int32)
-        asked = state._replace(
-            key=keys,
-            stop_ids=jnp.full_like(state.stop_ids, sampling.NO_TOKEN),
-            limit=state.lengths + size,
-            tokens=jnp.pad(state.tokens, ((0, 0), (0, self._block))),
-            failed=jnp.zeros_like(state.failed),
-            cache=cache,
-            drafter=state.drafter.inner,
-            rounds=nothing[:, 0],
-            drafted=nothing,
-            accepted=nothing,
-            logprobs=None,
-            top=None,
+    def _begin(self, own: CascadeState, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
+        """The draft model's own decoding: K more tokens for every active row, and nothing else ends a row."""
+        request = state.request._replace(
+            key=keys, stop_ids=jnp.full_like(state.request.stop_ids, sampling.NO_TOKEN), limit=state.lengths + size
         )
-        return self.inner.resume(self.lm, asked)
-
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        del target, outcome
-        cache, inner = state.drafter
-        cache = kv.with_lengths(cache, jnp.minimum(cache.lengths, state.lengths - 1))
-        # One round of the target may undo several of the draft model's.
-        inner = self.inner.commit(self.lm, state._replace(cache=cache, drafter=inner), None).drafter
-        return state._replace(drafter=CascadeState(cache, inner))
-
-
-def _put(row: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(row, new, at, axis=0)
+        drafting = state._replace(
+            request=request,
+            tokens=jnp.pad(state.tokens, ((0, 0), (0, self._decoder.plan.block))),
+            failed=jnp.zeros_like(state.failed),
+            cache=catch_up(self.lm, own.cache, state, state.lengths - 1, self.prefill_chunk),
+            drafter=own.inner,
+            history=None,
+        )
+        return drafting._replace(drafter=self.inner.resume(self.lm, own.inner, drafting))
 
 
 jax.tree_util.register_dataclass(

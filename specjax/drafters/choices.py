@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from specjax import drafters as d
-from specjax import parallel
+from specjax.checkpoints import trained_drafters as files
 from specjax.commandline import flag
-from specjax.datastore import Datastore
-from specjax.drafters import files
-from specjax.drafters.grow import ChainOrTree
+from specjax.decode.types import Drafter
+from specjax.drafting.datastore import Datastore
+from specjax.drafting.grow_tree import ChainOrTree
+from specjax.models import parallel
 from specjax.models.lm import LM
 from specjax.models.quantized import KINDS
-from specjax.types import Drafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 def _load(target: LM, args: argparse.Namespace) -> LM:
     """The draft model: its cache stored as the target's is, and whole on every device of the target."""
-    from specjax.load import load  # pulls in all of the conversion
+    from specjax.checkpoints.load import load  # pulls in all of the conversion
 
     lm = load(args.draft_model, dtype=args.dtype, quantize=args.quantize_draft, kv_dtype=target.kv_dtype)
     return parallel.replicate(lm, target.mesh)
@@ -83,7 +83,7 @@ def _table(order: int) -> Callable[[LM, argparse.Namespace], Drafter]:
 
 
 def _oracle(target: LM, args: argparse.Namespace) -> Drafter:
-    from specjax import record
+    from specjax.report import record
 
     del target
     completions = record.load(args.known)["completions"]

@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.arrays import span
-from specjax.drafters.grow import ChainOrTree, Level, Tree
-from specjax.drafters.prefill import check_chunk, chunk_size
-from specjax.drafters.sampled import draw_chain, spreading
+from specjax.decode.arrays import row_at, span
+from specjax.decode.prefill import check_chunk
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafting.draw_chain import draw_chain, spreading
+from specjax.drafting.grow_tree import ChainOrTree, Level, Tree
+from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
-from specjax.models import eagle, modules
+from specjax.models import modules, tuning
 from specjax.models.cache import KVCache
-from specjax.models.eagle import EagleConfig
-from specjax.models.eagle1 import Eagle1, Eagle1Config
+from specjax.models.heads import eagle3_head as eagle
+from specjax.models.heads.eagle1_head import Eagle1, Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
 from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.topology import Topology
-from specjax.types import DecodeState, Draft, Outcome, Request
-from specjax.verify.chain import row_at
 
 Head = eagle.Eagle | Eagle1
 
@@ -63,11 +63,7 @@ class Eagle(ChainOrTree):
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
-    def taps(self, target: LM) -> tuple[int, ...]:
-        del target
-        return self.config.taps
-
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         c, own = target.config, self.config
         if own.layer.hidden_size != c.hidden_size:
             raise ValueError(
@@ -76,24 +72,23 @@ class Eagle(ChainOrTree):
             )
         if not all(0 <= after <= c.num_hidden_layers for after in own.taps):
             raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
-        super().check(target)
+        return super().plan(target, num_speculative_tokens)._replace(taps=own.taps)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
-        room = kv.room(capacity + self.fed(num_speculative_tokens))
+        room = kv.room(capacity + self.room(num_speculative_tokens))
         cache = eagle.alloc_cache(self.config, batch, room, target.dtype)
         feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: EagleState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, EagleState, KVCache]:
         head = self._head()
-        own: EagleState = state.drafter
         draft, cache = (self._chain if self.tree is None else self._tree)(
             target, head, own, state, keys, num_speculative_tokens
         )
         own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
-        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
+        return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
     def _chain(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         spread = spreading(self.tokens, target.config.vocab_size)
@@ -133,18 +128,18 @@ class Eagle(ChainOrTree):
     def _embedded(self, target: LM, tokens: jax.Array) -> jax.Array:
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
 
-    def follow(self, target: LM, own: EagleState, request: Request, starts: jax.Array, out: Output) -> EagleState:
+    def follow(self, target: LM, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
         head = self._head()
         size = out.hidden.shape[1]
-        tokens = jnp.take_along_axis(request.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
+        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
         features, everyone = self._features(head, out), jnp.ones_like(own.ready)
-        return self._extend(target, head, own, starts, features, tokens, request.prompt_lengths - 2, everyone)
+        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
 
-    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+    def resume(self, target: LM, own: EagleState, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
         head = self._head()
         last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
-        size = min(chunk_size(self.prefill_chunk), last)
+        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
 
         def behind(own: EagleState):
             return jnp.any(_lags(own, state))
@@ -157,7 +152,7 @@ class Eagle(ChainOrTree):
             features, lags = self._features(head, out), _lags(own, state)
             return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
 
-        return state._replace(drafter=lax.while_loop(behind, feed, state.drafter))
+        return lax.while_loop(behind, feed, own)
 
     def _extend(
         self,
@@ -185,17 +180,15 @@ class Eagle(ChainOrTree):
             kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
         )
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        own: EagleState = state.drafter
+    def commit(self, target: LM, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
         wanted = state.lengths - 2
         if outcome is None:  # no states came with it, and the last entry's token may have changed
             kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
-            own = own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
-            return state._replace(drafter=own)
+            return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
         head = self._head()
         features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
         # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
-        before = state.lengths - outcome.count - 1
+        before = state.lengths - outcome.accepted - 1
         alone = (before == 1)[:, None]
         features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
         starts = jnp.maximum(before - 2, 0)
@@ -203,7 +196,7 @@ class Eagle(ChainOrTree):
         tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
         rows = state.active & (own.ready | alone[:, 0])
         own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
-        return state._replace(drafter=own._replace(ready=own.ready & state.active))
+        return own._replace(ready=own.ready & state.active)
 
     def _head(self) -> Head:
         return modules.merge(self.config.module, self.config, self.params)

@@ -6,17 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import random, tree
-from specjax.drafters.base import Chain, each
-from specjax.drafters.grow import ChainOrTree
+from specjax.decode import random
+from specjax.decode.draft_shape import grown, parents_of
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafting.base import FixedWidth
+from specjax.drafting.combine import same_probs
+from specjax.drafting.grow_tree import ChainOrTree
+from specjax.models.cache import KVCache
 from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Outcome, Request
-from specjax.verify.chain import draft_probs
 
 
 @dataclasses.dataclass(frozen=True)
-class Forest(Chain):
+class Forest(FixedWidth):
     """Proposes what each of several drafters does, in one tree: their first tokens are siblings, judged in their order.
 
     The members draw independently of each other: a sibling is judged by the q that it alone was drawn from, so none may
@@ -35,66 +37,59 @@ class Forest(Chain):
     def __post_init__(self):
         members = tuple(self.members)
         object.__setattr__(self, "members", members)
-        if any(isinstance(m, Chain) and not isinstance(m, ChainOrTree) for m in members) or len(members) < 2:
+        if not all(isinstance(m, ChainOrTree) for m in members) or len(members) < 2:
             names = ", ".join(type(m).__name__ for m in members)
             raise ValueError(
                 f"a forest takes two or more of TreeModel, Eagle, Medusa and PaSS, got ({names}); "
                 "TreeModel(lm, (1,)) drafts what DraftModel(lm) does"
             )
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (1 + sum(m.widths(num_speculative_tokens)[-1] - 1 for m in self.members),)
-
-    def taps(self, target: LM) -> tuple[int, ...]:
-        return tuple(sorted({after for m in self.members for after in m.taps(target)}))
-
-    def check(self, target: LM) -> None:
-        for member in self.members:
-            member.check(target)
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        plans = [member.plan(target, num_speculative_tokens) for member in self.members]
+        taps = tuple(sorted({after for plan in plans for after in plan.taps}))
+        return Plan((1 + sum(plan.block - 1 for plan in plans),), taps, trees=num_speculative_tokens > 0)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         return tuple(m.init(target, batch, capacity, num_speculative_tokens) for m in self.members)
 
-    def follow(self, target: LM, own: tuple, request: Request, starts: jax.Array, out: Output) -> tuple:
-        return tuple(m.follow(target, s, request, starts, out) for m, s in zip(self.members, own, strict=True))
+    def follow(self, target: LM, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
+        return tuple(m.follow(target, s, state, starts, out) for m, s in zip(self.members, own, strict=True))
 
-    def resume(self, target: LM, state: DecodeState) -> DecodeState:
-        return each(self.members, state, lambda member, state: member.resume(target, state))
+    def resume(self, target: LM, own: tuple, state: DecodeState) -> tuple:
+        return tuple(m.resume(target, s, state) for m, s in zip(self.members, own, strict=True))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
-        drafts: list[Draft] = []
-
-        def ask(member, state: DecodeState) -> DecodeState:
-            # No position is negative, so these keys are nobody else's.
-            apart = random.fold(keys, -len(drafts)) if drafts else keys
-            draft, state = member.propose(target, state, apart, num_speculative_tokens)
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
+        drafts, after, cache = [], [], state.cache
+        for number, (member, its_own) in enumerate(zip(self.members, own, strict=True)):
+            # Fold in a negative number: positions are never negative, so no other draw uses these keys.
+            apart = random.fold(keys, -number) if number else keys
+            asked = state._replace(cache=cache)
+            draft, its_own, cache = member.propose(target, its_own, asked, apart, num_speculative_tokens)
             drafts.append(draft)
-            return state
+            after.append(its_own)
+        tree = _side_by_side(drafts, target.config.vocab_size, num_speculative_tokens)
+        return tree, tuple(after), cache
 
-        state = each(self.members, state, ask)
-        return _side_by_side(drafts, target.config.vocab_size, num_speculative_tokens), state
-
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        return each(self.members, state, lambda member, state: member.commit(target, state, outcome))
+    def commit(self, target: LM, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
+        return tuple(m.commit(target, s, state, outcome) for m, s in zip(self.members, own, strict=True))
 
 
 jax.tree_util.register_dataclass(Forest, data_fields=["members"], meta_fields=[])
 
 
 def _side_by_side(drafts: list[Draft], vocab: int, depth: int) -> Draft:
-    """One tree, ``depth`` deep, of several; point masses beside sampled drafts are written out as one-hot."""
-    certain, nodes, parents = all(d.probs is None for d in drafts), 0, []
-    for i, draft in enumerate(drafts):
-        size = draft.tokens.shape[1]
-        own = tree.as_tree(draft, size).parents
-        assert own is not None
-        parents.append(jnp.where(own > 0, own + nodes, 0))
-        drafts[i] = draft._replace(probs=None if certain else draft_probs(draft, vocab), parents=None)
+    """One tree, ``depth`` deep, of several drafts."""
+    nodes, parents, parts = 0, [], []
+    for draft in same_probs(drafts, vocab):
+        rows, size = draft.tokens.shape
+        above = parents_of(draft.shape, rows, size)
+        parents.append(jnp.where(above > 0, above + nodes, 0))
+        parts.append(Draft(draft.tokens, draft.valid, draft.probs))  # its shape is part of the whole's
         nodes += size
-    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drafts)
-    return joined._replace(parents=_merged(joined, jnp.concatenate(parents, axis=1), depth).astype(jnp.int32))
+    joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
+    return joined._replace(shape=grown(_merged(joined, jnp.concatenate(parents, axis=1), depth).astype(jnp.int32)))
 
 
 def _merged(draft: Draft, parents: jax.Array, depth: int) -> jax.Array:

@@ -5,16 +5,17 @@ iteration left for its position and judged against that q (speculative Jacobi de
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import random
-from specjax.arrays import span
-from specjax.drafters.base import Chain, static
+from specjax.decode import random
+from specjax.decode.arrays import span
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafting.base import FixedWidth, static
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft, Outcome
 
 
 class Guess(NamedTuple):
@@ -24,17 +25,16 @@ class Guess(NamedTuple):
 
 @static
 @dataclasses.dataclass(frozen=True)
-class Jacobi(Chain):
+class Jacobi(FixedWidth):
     """Drafts K tokens at no cost of its own: verification's answers past the last kept token are the next draft.
 
     Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. A
     guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
     """
 
-    gives_probs: ClassVar[bool] = False  # they are the target's own
-
-    def check(self, target: LM) -> None:
-        del target
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        # The distributions of a guess are the target's own, and say nothing about how sure a drafter is.
+        return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
         del capacity
@@ -42,23 +42,23 @@ class Jacobi(Chain):
         return Guess(jnp.full(shape, 1.0 / shape[-1], jnp.float32), jnp.zeros(batch, jnp.int32))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: Guess, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, Guess, KVCache]:
         del target
         offset = span(num_speculative_tokens)
-        q, known = state.drafter
-        least = jnp.full_like(known, q.shape[1])  # the answers at every position are the point
+        q, known = own
+        run_at_least = jnp.full_like(known, q.shape[1])  # the answers at every position are the point
         q = q[:, :num_speculative_tokens]
         tokens = random.categorical(random.at(keys, state.lengths[:, None] + offset), q)
         valid = (offset < known[:, None]) & jnp.isfinite(q[..., 0])
-        return Draft(tokens, valid, q, least=least), state
+        return Draft(tokens, valid, q, run_at_least=run_at_least), own, state.cache
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        del target
-        q, known = state.drafter
+    def commit(self, target: LM, own: Guess, state: DecodeState, outcome: Outcome | None) -> Guess:
+        del target, state
+        q, known = own
         if outcome is None:
-            return state._replace(drafter=Guess(q, jnp.zeros_like(known)))
+            return Guess(q, jnp.zeros_like(known))
         size = q.shape[1]
-        node = outcome.count[:, None] + 1 + span(size)  # the answer to the token before the guessed one
+        node = outcome.accepted[:, None] + 1 + span(size)  # the answer to the token before the guessed one
         q = jnp.take_along_axis(outcome.p, jnp.minimum(node, size)[:, :, None], axis=1)
-        return state._replace(drafter=Guess(q, size - outcome.count))
+        return Guess(q, size - outcome.accepted)

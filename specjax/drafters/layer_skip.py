@@ -8,12 +8,13 @@ import dataclasses
 
 import jax
 
-from specjax.config import LlamaConfig
-from specjax.drafters.base import Stateless, static
-from specjax.drafters.sampled import draw_chain
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import Stateless, static
+from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft
 
 
 @static
@@ -40,7 +41,7 @@ class LayerSkip(Stateless):
         for name in ("skip_attention", "skip_mlp"):  # lists would not be static
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         layers = target.config.num_hidden_layers
         if self.exit_layer is not None and not 1 <= self.exit_layer <= layers:
             raise ValueError(f"exit_layer must be from 1 to the target's {layers} layers, got {self.exit_layer!r}")
@@ -48,6 +49,7 @@ class LayerSkip(Stateless):
             outside = [i for i in getattr(self, name) if not (isinstance(i, int) and 0 <= i < layers)]
             if outside:
                 raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
+        return super().plan(target, num_speculative_tokens)
 
     def run(self, config: LlamaConfig) -> tuple[tuple[bool, bool], ...]:
         """For each layer, whether its attention and its MLP take part."""
@@ -56,8 +58,8 @@ class LayerSkip(Stateless):
         return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         run = self.run(target.config)
 
         def next_logits(cache, previous, last, position):
@@ -68,4 +70,4 @@ class LayerSkip(Stateless):
         draft, cache = draw_chain(
             next_logits, state.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
-        return draft, state._replace(cache=cache)
+        return draft, own, cache

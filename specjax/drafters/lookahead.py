@@ -5,17 +5,19 @@ token a call, so that what it then holds follows from itself; such an n-gram is 
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.arrays import span
-from specjax.drafters.base import Chain, static
+from specjax.decode.arrays import span, where_rows
+from specjax.decode.draft_shape import FixedTreeShape
+from specjax.decode.sampling import NO_TOKEN
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafting.base import FixedWidth, static
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.sampling import NO_TOKEN
-from specjax.types import DecodeState, Draft, Outcome
 
 
 class Trajectory(NamedTuple):
@@ -26,7 +28,7 @@ class Trajectory(NamedTuple):
 
 @static
 @dataclasses.dataclass(frozen=True)
-class Lookahead(Chain):
+class Lookahead(FixedWidth):
     """Drafts n-grams of K + 1 tokens that the target itself once gave; at no call of its own, but in a wide block.
 
     One tree holds both branches of the paper. In the window the oldest guesses are a chain, from each of which the
@@ -47,7 +49,6 @@ class Lookahead(Chain):
       ValueError: unless all are integers of at least 1, and the pool holds a round's n-grams and proposals.
     """
 
-    gives_probs: ClassVar[bool] = False
     window: int = 8
     guesses: int = 8
     slots: int = 1024
@@ -60,11 +61,10 @@ class Lookahead(Chain):
                 f"window={self.window!r}, guesses={self.guesses!r}, slots={self.slots!r}"
             )
 
-    def widths(self, num_speculative_tokens: int) -> tuple[int, ...]:
-        return (1 + (self.guesses + self.window) * num_speculative_tokens,)
-
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         del target
+        block = 1 + (self.guesses + self.window) * num_speculative_tokens
+        return Plan((block,), trees=num_speculative_tokens > 0, gives_probs=False)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Trajectory:
         del target, capacity
@@ -73,10 +73,10 @@ class Lookahead(Chain):
         return Trajectory(window, pool, jnp.zeros(batch, jnp.int32))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: Trajectory, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, Trajectory, KVCache]:
         del target, keys
-        size, own = num_speculative_tokens, state.drafter
+        size = num_speculative_tokens
         rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
         # The first guesses are tokens from here and there in the prompt.
         scattered = 7 * span(size * self.window) % state.lengths[:, None]
@@ -91,17 +91,23 @@ class Lookahead(Chain):
         judged = jnp.broadcast_to(shallow.ravel(), (len(rows), shallow.size))
         valid = jnp.concatenate([judged, jnp.repeat(found, size, axis=1)], axis=1)
         # Beside a drafter of narrower blocks too: the answers to the window are the point.
-        least = jnp.full(len(rows), size * self.window, jnp.int32)
-        return Draft(tokens, valid, None, jnp.broadcast_to(above, tokens.shape), least), state._replace(drafter=own)
+        run_at_least = jnp.full(len(rows), size * self.window, jnp.int32)
+        return Draft(tokens, valid, None, FixedTreeShape(above), run_at_least), own, state.cache
 
-    def tree(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Parents i32[N] of the window, call by call, and of the chains; bool[K, W] of the window: at most K deep."""
+    def tree(self, size: int) -> tuple[tuple[int, ...], np.ndarray]:
+        """Parents of the N nodes, and which nodes of the window are at most K deep.
+
+        The window stands first, call by call, then the chains.
+
+        Returns:
+          N numbers, and bool[K, W].
+        """
         node = 1 + np.arange((self.window + self.guesses) * size)
         window, chains = node[: self.window * size].reshape(size, -1), node[self.window * size :].reshape(-1, size)
         above_window = np.concatenate([np.arange(self.window)[None], window[:-1]])
         above_chains = np.where(np.arange(size) == 0, 0, chains - 1)
         depth = 1 + np.arange(self.window) + np.arange(size)[:, None]
-        return np.concatenate([above_window.ravel(), above_chains.ravel()]).astype(np.int32), depth <= size
+        return tuple(np.concatenate([above_window.ravel(), above_chains.ravel()]).tolist()), depth <= size
 
     def matches(self, pool: jax.Array, at: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What follows ``last`` i32[] in a row's n-grams that begin with it, the latest first.
@@ -113,12 +119,11 @@ class Lookahead(Chain):
         rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, age + 1, 0), self.guesses)
         return pool[which, 1:], rank > 0
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
-        del target
-        own = state.drafter
+    def commit(self, target: LM, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
+        del target, state
         if outcome is None:  # cut back, and guesses stay guesses
-            return state
-        batch, size, _ = own.window.shape
+            return own
+        _, size, _ = own.window.shape
         count = size * self.window
         asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
         # Another drafter's may have been verified instead, or the row was idle: then nothing was learned.
@@ -127,8 +132,7 @@ class Lookahead(Chain):
         grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
         pool, at = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
         new = Trajectory(grown[:, 1:], pool, at)
-        chosen = jax.tree.map(lambda a, b: jnp.where(mine.reshape(batch, *(1,) * (a.ndim - 1)), a, b), new, own)
-        return state._replace(drafter=chosen)
+        return where_rows(mine, new, own)
 
     def remember(self, pool: jax.Array, at: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A row's pool i32[S, K+1] with new n-grams i32[W, K+1] in it, each once, and where it goes on."""

@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.drafters.grow import ChainOrTree, Tree, drawn_at_once
-from specjax.drafters.sampled import spreading
+from specjax.decode.arrays import row_at
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafting.draw_chain import spreading
+from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
+from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
-from specjax.models import medusa, modules
+from specjax.models import modules
+from specjax.models.cache import KVCache
+from specjax.models.heads import medusa_heads as medusa
+from specjax.models.heads.medusa_heads import MedusaConfig
 from specjax.models.llama import Output
 from specjax.models.lm import LM
-from specjax.models.medusa import MedusaConfig
-from specjax.topology import Topology
-from specjax.types import DecodeState, Draft, Outcome, Request
-from specjax.verify.chain import row_at
 
 
 class MedusaState(NamedTuple):
@@ -46,37 +48,35 @@ class Medusa(ChainOrTree):
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         if self.config.hidden_size != target.config.hidden_size:
             raise ValueError(
                 f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "
                 f"{target.config.hidden_size}: they were trained for another model"
             )
-        super().check(target)
+        return super().plan(target, num_speculative_tokens)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> MedusaState:
         del capacity, num_speculative_tokens
         return MedusaState(jnp.zeros((batch, target.config.hidden_size), target.dtype), jnp.zeros(batch, bool))
 
-    def follow(self, target: LM, own: MedusaState, request: Request, starts: jax.Array, out: Output) -> MedusaState:
-        at = request.prompt_lengths - 2 - starts
+    def follow(self, target: LM, own: MedusaState, state: DecodeState, starts: jax.Array, out: Output) -> MedusaState:
+        at = state.request.prompt_lengths - 2 - starts
         here = (at >= 0) & (at < out.hidden.shape[1])
         hidden = row_at(out.hidden, jnp.clip(at, 0, out.hidden.shape[1] - 1))
         return MedusaState(jnp.where(here[:, None], hidden, own.hidden), own.ready | here)
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
-        own: MedusaState = state.drafter
+        self, target: LM, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, MedusaState, KVCache]:
         module, vocab = modules.merge(medusa.Medusa, self.config, self.params), target.config.vocab_size
         logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
         logits = spreading(self.tokens, vocab)(logits)
         draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
-        return draft._replace(valid=draft.valid & own.ready[:, None]), state._replace(drafter=own)
+        return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
-    def resume(self, target: LM, state: DecodeState) -> DecodeState:
+    def resume(self, target: LM, own: MedusaState, state: DecodeState) -> MedusaState:
         """Asks the target again for rows whose state is not known."""
-        own: MedusaState = state.drafter
         lags = state.active & (state.lengths >= 2) & ~own.ready
 
         def ask():
@@ -85,14 +85,13 @@ class Medusa(ChainOrTree):
             out = target(token[:, None], kv.with_lengths(state.cache, at), with_logits=False)
             return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
 
-        return state._replace(drafter=lax.cond(jnp.any(lags), ask, lambda: own))
+        return lax.cond(jnp.any(lags), ask, lambda: own)
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+    def commit(self, target: LM, own: MedusaState, state: DecodeState, outcome: Outcome | None) -> MedusaState:
         del target
-        own: MedusaState = state.drafter
         if outcome is None:
-            return state._replace(drafter=own._replace(ready=jnp.zeros_like(own.ready)))
-        return state._replace(drafter=MedusaState(row_at(outcome.hidden, outcome.count), state.active))
+            return own._replace(ready=jnp.zeros_like(own.ready))
+        return MedusaState(row_at(outcome.hidden, outcome.accepted), state.active)
 
 
 jax.tree_util.register_dataclass(

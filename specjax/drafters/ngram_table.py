@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.base import OftenSilent
-from specjax.drafters.sampled import draw_chain
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import OftenSilent
+from specjax.drafting.draw_chain import draw_chain
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
@@ -72,14 +73,15 @@ class NGramTable(OftenSilent):
         logprobs[context[kept], rank[kept]] = np.log(counts[kept] / totals[context[kept]])
         return cls(jnp.asarray(tokens), jnp.asarray(logprobs), temperature)
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         rows, vocab = self.tokens.shape[0], target.config.vocab_size
         if rows not in (1, vocab):
             raise ValueError(f"this bigram table was counted for a vocabulary of {rows}, but the target has {vocab}")
+        return super().plan(target, num_speculative_tokens)
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         vocab = target.config.vocab_size
 
         def next_logits(carry, previous, last, position):
@@ -89,7 +91,7 @@ class NGramTable(OftenSilent):
             return spread(self.tokens[row], self.logprobs[row]), carry
 
         draft, _ = draw_chain(next_logits, (), state, keys, num_speculative_tokens, vocab, self.temperature)
-        return draft, state
+        return draft, own, state.cache
 
 
 jax.tree_util.register_dataclass(NGramTable, data_fields=["tokens", "logprobs"], meta_fields=["temperature"])

@@ -2,22 +2,21 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.base import OftenSilent
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import OftenSilent
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Oracle(OftenSilent):
     """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
 
-    gives_probs: ClassVar[bool] = False
     tokens: jax.Array = dataclasses.field(repr=False)  # i32[N, M]
     lengths: jax.Array = dataclasses.field(repr=False)  # i32[N]
 
@@ -36,9 +35,12 @@ class Oracle(OftenSilent):
             row[: len(text)] = text
         return cls(jnp.asarray(tokens), jnp.asarray(lengths))
 
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
+
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
         size = max(self.tokens.shape[1], state.tokens.shape[1]) + num_speculative_tokens
         known = jnp.pad(self.tokens, ((0, 0), (0, size - self.tokens.shape[1])))
@@ -52,7 +54,7 @@ class Oracle(OftenSilent):
             return known[which, positions], agrees[which] & (positions < self.lengths[which])
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
-        return Draft(tokens, valid, None), state
+        return Draft(tokens, valid, None), own, state.cache
 
 
 jax.tree_util.register_dataclass(Oracle, data_fields=["tokens", "lengths"], meta_fields=[])

@@ -1,15 +1,15 @@
 """Prompt lookup: propose what followed the last n tokens earlier in the same text (Saxena 2023; vLLM's ``ngram``)."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.base import OftenSilent, static
+from specjax.decode.ngram import suffix_runs
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import OftenSilent, static
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.ngram import suffix_runs
-from specjax.types import DecodeState, Draft
 
 
 @static
@@ -21,7 +21,6 @@ class PromptLookup(OftenSilent):
     A copy that runs into the end of the text goes on with what it has itself copied, as a loop would.
     """
 
-    gives_probs: ClassVar[bool] = False
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 2
 
@@ -32,9 +31,12 @@ class PromptLookup(OftenSilent):
                 f"prompt lookup needs integers 1 <= prompt_lookup_min <= prompt_lookup_max, got {low!r} and {high!r}"
             )
 
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
+
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
 
         def row(tokens, length):
@@ -46,4 +48,4 @@ class PromptLookup(OftenSilent):
             return tokens[start + offset], jnp.broadcast_to(found, (num_speculative_tokens,))
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
-        return Draft(tokens, valid, None), state
+        return Draft(tokens, valid, None), own, state.cache

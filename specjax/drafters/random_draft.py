@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.base import Stateless, static
-from specjax.drafters.sampled import draw_chain
+from specjax.decode.types import DecodeState, Draft
+from specjax.drafting.base import Stateless, static
+from specjax.drafting.draw_chain import draw_chain
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft
 
 
 @static
@@ -17,8 +18,8 @@ class RandomDraft(Stateless):
     """K tokens drawn uniformly from what the request's own filters leave of the vocabulary."""
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         vocab = target.config.vocab_size
 
         def next_logits(carry, previous, last, position):
@@ -26,4 +27,4 @@ class RandomDraft(Stateless):
 
         # At the request's own temperature 0, equal logits would always give token 0.
         draft, _ = draw_chain(next_logits, (), state, keys, num_speculative_tokens, vocab, temperature=1.0)
-        return draft, state
+        return draft, own, state.cache

@@ -1,17 +1,17 @@
 """Retrieval: propose what followed the longest match of the text's end in a corpus (REST, He et al. 2024)."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.arrays import span
-from specjax.datastore import Datastore
-from specjax.drafters.base import OftenSilent
+from specjax.decode.arrays import span
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import OftenSilent
+from specjax.drafting.datastore import Datastore
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.types import DecodeState, Draft
 
 FANOUT = 16  # places probed at a time: on a GPU a search step is bound by its latency, not by its reads
 
@@ -24,7 +24,6 @@ class Retrieval(OftenSilent):
     with the tokens chosen before. The candidate texts are so merged to one chain.
     """
 
-    gives_probs: ClassVar[bool] = False
     tokens: jax.Array = dataclasses.field(repr=False)  # i32[N]
     order: jax.Array = dataclasses.field(repr=False)  # i32[N]
     highest: np.ndarray  # i32[] the largest token id, kept on the host: a request is checked against it
@@ -50,17 +49,18 @@ class Retrieval(OftenSilent):
         highest = np.asarray(np.max(datastore.tokens))
         return cls(tokens, order, highest, retrieval_max, retrieval_min, candidates)
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         vocab = target.config.vocab_size
         if self.highest >= vocab:
             raise ValueError(
                 f"the datastore has token id {self.highest}, outside the target's vocabulary of {vocab}: "
                 "it was built with another tokenizer"
             )
+        return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
         sizes = jnp.arange(self.retrieval_max, self.retrieval_min - 1, -1, dtype=jnp.int32)  # the longest first
 
@@ -74,7 +74,7 @@ class Retrieval(OftenSilent):
             return chain, valid & found[best]
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
-        return Draft(tokens, valid, None), state
+        return Draft(tokens, valid, None), own, state.cache
 
     def _range(self, query: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Which of the sorted suffixes begin with the first ``size`` of the query's tokens: [low, high)."""

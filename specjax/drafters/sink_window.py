@@ -9,14 +9,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.arrays import span
-from specjax.drafters.base import Stateless, static
-from specjax.drafters.sampled import draw_chain
+from specjax.decode.arrays import span
+from specjax.decode.numeric import is_int
+from specjax.decode.types import DecodeState, Draft
+from specjax.drafting.base import Stateless, static
+from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.numeric import is_int
-from specjax.types import DecodeState, Draft
 
 
 @static
@@ -39,8 +39,8 @@ class SinkWindow(Stateless):
                 raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
         kept = min(self.sink + self.window, state.cache.capacity)
         committed = state.lengths - 1  # entries of the target's cache
         small = self._gather(state.cache, committed, kept, kv.room(kept + num_speculative_tokens))
@@ -52,7 +52,7 @@ class SinkWindow(Stateless):
 
         vocab = target.config.vocab_size
         draft, _ = draw_chain(next_logits, small, state, keys, num_speculative_tokens, vocab, self.temperature)
-        return draft, state
+        return draft, own, state.cache
 
     def _gather(self, cache: KVCache, committed: jax.Array, kept: int, capacity: int) -> KVCache:
         """The kept entries, sinks first and in order, in a cache of that capacity."""

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from specjax import tree
-from specjax.arrays import span
-from specjax.drafters.grow import ChainOrTree, Level, Tree, tree_of
-from specjax.drafters.model import DraftState, check_draft_model
-from specjax.drafters.prefill import catch_up, check_chunk
+from specjax.decode.arrays import row_at, span
+from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.drafters.draft_model import DraftState, check_draft_model
+from specjax.drafting.grow_tree import ChainOrTree, Level, Tree, tree_of
+from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
+from specjax.models.cache import KVCache
 from specjax.models.lm import LM
-from specjax.topology import Topology
-from specjax.types import DecodeState, Draft, Outcome
-from specjax.verify.chain import row_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,22 +47,22 @@ class TreeModel(ChainOrTree):
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
-    def check(self, target: LM) -> None:
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
         check_draft_model(target, self.lm, self.any_tokenizer)
-        super().check(target)
+        return super().plan(target, num_speculative_tokens)
 
     def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target
-        return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.fed(num_speculative_tokens))))
+        return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.room(num_speculative_tokens))))
 
     def propose(
-        self, target: LM, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, DecodeState]:
+        self, target: LM, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, DraftState, KVCache]:
         # The tokens that a round may have committed are fed again in order, so nothing need be known of the path that
         # they took through the last tree.
         recent = num_speculative_tokens + 1
         fed = jnp.maximum(state.lengths - recent, 0)
-        cache = catch_up(self.lm, state.drafter.cache, state, fed, self.prefill_chunk)
+        cache = catch_up(self.lm, own.cache, state, fed, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may lag
         block = jnp.take_along_axis(state.tokens, fed[:, None] + span(recent), axis=1)
         out = self.lm(block, kv.with_lengths(cache, fed))
@@ -78,17 +77,15 @@ class TreeModel(ChainOrTree):
         draft, cache = self.tree.grow(  # type: ignore[union-attr]
             step, last, out.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
-        depth = tree.of(draft).depth[:, 1:]
+        depth = draft.shape.depths(draft.tokens.shape[1])[:, 1:]
         fits = state.lengths[:, None] + depth - 1 <= self.lm.config.max_position_embeddings
         own = DraftState(kv.with_lengths(cache, held))
-        return draft._replace(valid=draft.valid & fits), state._replace(drafter=own)
+        return draft._replace(valid=draft.valid & fits), own, state.cache
 
-    def commit(self, target: LM, state: DecodeState, outcome: Outcome | None) -> DecodeState:
+    def commit(self, target: LM, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
         # What was fed of the tree lies past the cache's length; what was cut off a row may lie before.
         del target, outcome
-        cache = state.drafter.cache
-        cache = kv.with_lengths(cache, jnp.minimum(cache.lengths, state.lengths - 1))
-        return state._replace(drafter=DraftState(cache))
+        return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
 
 
 jax.tree_util.register_dataclass(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.arrays import span
+from specjax.decode.arrays import span
 from specjax.models import cache as kv
 from specjax.models import rope
 from specjax.models.cache import Buffer

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.config import LlamaConfig
+from specjax.models.config import LlamaConfig
 from specjax.models.quantized import Quantized, quantize
 
 Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim]
@@ -57,7 +57,7 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
 
 
 def room(entries: int) -> int:
-    """A capacity for at least so many: beyond 256 a multiple of 128, like those of :func:`specjax.requests.bucket`.
+    """A capacity for at least so many: beyond 256 entries a multiple of 128, like the capacities of requests.
 
     XLA's products on a GPU copy a cache of another length, whole, into one that is padded so.
     """

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from specjax.arrays import span
-from specjax.config import LlamaConfig
+from specjax.decode.arrays import span
 from specjax.models import attention, modules, rope
 from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
 from specjax.models.quantized import Quantized, dequantize
 
 

@@ -8,9 +8,9 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.config import LlamaConfig
 from specjax.models import attention, llama, quantized
 from specjax.models.cache import KVCache, alloc
+from specjax.models.config import LlamaConfig
 from specjax.models.llama import Output
 
 
@@ -100,7 +100,7 @@ class LM:
         """This model with its matrices in eight bits, made where they are, one at a time; this one stays as it is.
 
         Args:
-          kind: "int8" or "fp8", as of :func:`specjax.load`, which never holds the unquantised model.
+          kind: "int8" or "fp8", as of :func:`specjax.checkpoints.load`, which never holds the unquantised model.
 
         Raises:
           ValueError: unknown kind, or quantised already.

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from flax import nnx
 
-from specjax import random
+from specjax.decode import random
 
 
 class Config:

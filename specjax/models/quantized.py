@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.config import LlamaConfig
+from specjax.models.config import LlamaConfig
 
 # Code dtype and the largest code in use: int8 leaves -128 out, which keeps it symmetric.
 KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}

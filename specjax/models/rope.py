@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.config import LlamaConfig, RopeScaling
+from specjax.models.config import LlamaConfig, RopeScaling
 
 
 def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:

@@ -7,8 +7,8 @@ import dataclasses
 from itertools import zip_longest
 from typing import Any
 
-from specjax import theory
-from specjax.metrics import Metrics, Totals
+from specjax.drafting import theory
+from specjax.generation.metrics import Metrics, Totals
 
 
 def all_metrics(record: dict) -> list[Metrics]:

@@ -20,10 +20,10 @@ from specjax.testing.checks import (
     check_verifier,
     lossless_verifiers,
 )
-from specjax.testing.compilation import collectives, count_traces, h100_devices
 from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tightly, sample_sequences
-from specjax.testing.models import noisy_twin, random_params, table_lm, tiny_lm
 from specjax.testing.planted import partly_right, planted_exit, planted_lm, planted_pair
+from specjax.testing.tiny_models import noisy_twin, random_params, table_lm, tiny_lm
+from specjax.testing.traces import collectives, count_traces, h100_devices
 
 __all__ = [
     "SETTINGS",

@@ -5,22 +5,23 @@ that differ in weights, seeds, limits and settings then share one compiled progr
 """
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, random, sampling, tree
+from specjax.decode import draft_shape, random, sampling
+from specjax.decode import round as rounds_of
+from specjax.decode.decoder import Decoder
+from specjax.decode.history import history_of
+from specjax.decode.types import DecodeState, Draft, Drafter, Verifier
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
-from specjax.generation import prepare
+from specjax.generation.generate import prepare
 from specjax.models.lm import LM
-from specjax.requests import Options
-from specjax.testing.compilation import count_traces
 from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tightly
-from specjax.testing.models import noisy_twin, tiny_lm
-from specjax.types import DecodeState, Draft, Drafter, Verifier
+from specjax.testing.tiny_models import noisy_twin, tiny_lm
+from specjax.testing.traces import count_traces
 from specjax.verify import VERIFIERS
 
 REJECT_BELOW = 1e-4
@@ -120,7 +121,7 @@ class Trial:
 
     def sequences(self, state: DecodeState) -> list[np.ndarray]:
         """Each row's new tokens."""
-        pairs = zip(state.tokens, state.prompt_lengths, state.lengths, strict=True)
+        pairs = zip(state.tokens, state.request.prompt_lengths, state.lengths, strict=True)
         return [row[start:end] for row, start, end in pairs]
 
 
@@ -155,13 +156,17 @@ def check_rows_alone(trial: Trial) -> None:
     order = np.random.default_rng(0).permutation(len(before.lengths))
     after = trial.run(order)
     for name in ("tokens", "lengths", "rounds", "drafted", "accepted"):
-        a, b = getattr(before, name)[order], getattr(after, name)
+        a, b = _field(before, name)[order], _field(after, name)
         if name == "tokens":  # past its length a row holds leftovers
             a, b = (np.where(np.arange(x.shape[1]) < before.lengths[order, None], x, 0) for x in (a, b))
         differing = np.flatnonzero((a != b).reshape(len(order), -1).any(axis=1))
         assert len(differing) <= ROUNDING_FLIPS * len(order), (
             f"{trial}: {name} of {len(differing)} rows changed with their place"
         )
+
+
+def _field(state: DecodeState, name: str) -> np.ndarray:
+    return getattr(state if hasattr(state, name) else state.history, name)
 
 
 def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
@@ -195,7 +200,8 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
                 f"(limit {limits[i]}, stop token {stop})"
             )
             if stop is not None and len(got) and got[-1] == stop:
-                places.add(int(len(got) - 1 - np.sum(state.accepted[i, : state.rounds[i] - 1] + 1)))
+                history = history_of(state)
+                places.add(int(len(got) - 1 - np.sum(history.accepted[i, : history.rounds[i] - 1] + 1)))
     return places
 
 
@@ -206,16 +212,16 @@ def _cut(tokens: np.ndarray, stop: int | None) -> np.ndarray:
 
 def check_accepts_all(trial: Trial) -> None:
     """A drafter whose q is the target's p is never refused. Fails unless everything drafted is accepted."""
-    state = trial.run()
-    assert state.drafted.sum() > 0, f"{trial}: nothing was drafted"
-    refused = int(state.drafted.sum() - state.accepted.sum())
-    assert refused <= ROUNDING_FLIPS * state.drafted.sum(), f"{trial}: {refused} tokens refused, though p = q"
+    history = history_of(trial.run())
+    assert history.drafted.sum() > 0, f"{trial}: nothing was drafted"
+    refused = int(history.drafted.sum() - history.accepted.sum())
+    assert refused <= ROUNDING_FLIPS * history.drafted.sum(), f"{trial}: {refused} tokens refused, though p = q"
 
 
 def check_acceptance_rate(trial: Trial, alpha: float) -> None:
     """Under the plain setting, reached drafted tokens are accepted at rate alpha, to 4 standard errors."""
-    state = trial.run()
-    drafted, accepted = (x[: trial.rows].ravel() for x in (state.drafted, state.accepted))
+    history = history_of(trial.run())
+    drafted, accepted = (x[: trial.rows].ravel() for x in (history.drafted, history.accepted))
     reached = accepted.sum() + np.sum(accepted < drafted)
     measured, error = accepted.sum() / reached, np.sqrt(alpha * (1 - alpha) / reached)
     assert abs(measured - alpha) <= 4 * error, f"{trial}: acceptance {measured:.4f}, sum of min(p, q) is {alpha:.4f}"
@@ -240,14 +246,14 @@ def check_path_independence(trial: Trial, rounds: int = 6, tolerance: float = 1e
       rounds: how many.
       tolerance: between probabilities, which differ in rounding as prefixes are fed in other blocks.
     """
-    job = prepare(trial.target, PROMPTS, Options(
-        drafter=trial.drafter, verifier=trial.verifier, num_speculative_tokens=trial.num_speculative_tokens,
-        max_new_tokens=rounds * (trial.num_speculative_tokens + 1), temperature=1.0, ignore_eos=True, lossy=True,
-    ))  # fmt: skip
-    state = job.start(job.request)
-    step = jax.jit(partial(_round_and_proposals, verifier=job.verifier, size=job.num_speculative_tokens))
+    job = prepare(
+        trial.target, PROMPTS, drafter=trial.drafter, verifier=trial.verifier, temperature=1.0, ignore_eos=True,
+        num_speculative_tokens=trial.num_speculative_tokens, lossy=True,
+        max_new_tokens=rounds * (trial.num_speculative_tokens + 1),
+    )  # fmt: skip
+    state, step = job.start(), jax.jit(_round_and_proposals)
     for number in range(rounds):
-        state, kept, fresh = jax.device_get(step(job.lm, job.drafter, state=state))
+        state, kept, fresh = jax.device_get(step(job.decoder, state))
         live = kept.valid & state.active[:, None]
         where = f"{trial}: after round {number + 1} the proposal differs from a fresh one on the same prefix"
         assert np.array_equal(live, fresh.valid & state.active[:, None]), f"{where}, in what is valid"
@@ -257,43 +263,49 @@ def check_path_independence(trial: Trial, rounds: int = 6, tolerance: float = 1e
             assert gap <= tolerance, f"{where}, in probabilities by {gap:.1e}"
 
 
-def _round_and_proposals(target: LM, drafter: Drafter, verifier: Verifier, size: int, state: DecodeState):
-    state, _ = decode.round(target, drafter, verifier, size, state)
+def _round_and_proposals(decoder: Decoder, state: DecodeState) -> tuple[DecodeState, Draft, Draft]:
+    state, _ = rounds_of.round(decoder, state)
+    target, drafter, size = decoder.target, decoder.drafter, decoder.num_speculative_tokens
     batch, capacity = state.tokens.shape
-    keys = verifier.draft_keys(state.key, state.lengths)
-    kept, _ = drafter.propose(target, state, keys, size)
-    anew = drafter.resume(target, state._replace(drafter=drafter.init(target, batch, capacity, size)))
-    return state, kept, drafter.propose(target, anew, keys, size)[0]
+    keys = decoder.verifier.draft_keys(state.request.key, state.lengths)
+    kept = drafter.propose(target, state.drafter, state, keys, size)[0]
+    fresh = state._replace(drafter=drafter.init(target, batch, capacity, size))
+    fresh = fresh._replace(drafter=drafter.resume(target, fresh.drafter, fresh))
+    return state, kept, drafter.propose(target, fresh.drafter, fresh, keys, size)[0]
 
 
 def check_proposal(trial: Trial) -> None:
     """Shapes, dtypes, the order of a tree, and that q is a distribution which gave its token a chance."""
     size, vocab = trial.num_speculative_tokens, trial.target.config.vocab_size
-    job = prepare(trial.target, PROMPTS, Options(
-        drafter=trial.drafter, verifier=trial.verifier, num_speculative_tokens=size, temperature=1.0, lossy=True
-    ))  # fmt: skip
-    if job.num_speculative_tokens == 0:
+    job = prepare(
+        trial.target, PROMPTS, drafter=trial.drafter, verifier=trial.verifier, num_speculative_tokens=size,
+        temperature=1.0, lossy=True,
+    )  # fmt: skip
+    decoder = job.decoder
+    if decoder.num_speculative_tokens == 0:
         return
-    widths = trial.drafter.widths(size)
-    assert sorted(widths) == list(widths) and widths[-1] > size, f"{trial}: widths {widths} must rise to K + 1 or more"
-    keys = job.verifier.draft_keys(job.request.key, job.request.prompt_lengths)
-    propose = jax.jit(lambda target, drafter, state, keys: drafter.propose(target, state, keys, size)[0])
-    draft = propose(job.lm, job.drafter, job.start(job.request), keys)
-    shape = (len(PROMPTS), widths[-1] - 1)  # [B, N]
-    assert draft.tokens.shape == shape and draft.tokens.dtype == jnp.int32, f"{trial}: tokens must be i32[B, N]"
-    assert draft.valid.shape == shape and draft.valid.dtype == bool, f"{trial}: valid must be bool[B, N]"
-    if draft.parents is None:
-        assert shape[1] == size, f"{trial}: a chain of {shape[1]} tokens, but K is {size}; a tree has parents"
-    else:
-        assert draft.parents.shape == shape and draft.parents.dtype == jnp.int32, f"{trial}: parents must be i32[B, N]"
-        parents = np.asarray(draft.parents)
-        assert ((parents >= 0) & (parents <= np.arange(shape[1]))).all(), f"{trial}: a node stands before its parent"
-        depth = int((tree.of(draft).depth[:, 1:] * draft.valid).max())
+    plan = decoder.plan
+    assert sorted(plan.widths) == list(plan.widths) and plan.block > size, (
+        f"{trial}: widths {plan.widths} must rise to K + 1 or more"
+    )
+    keys, state = decoder.verifier.draft_keys(job.request.key, job.request.prompt_lengths), job.start()
+    propose = jax.jit(lambda d, state, keys: d.drafter.propose(d.target, state.drafter, state, keys, size)[0])
+    draft = propose(decoder, state, keys)
+    rows, nodes = len(PROMPTS), plan.block - 1
+    assert draft.tokens.shape == (rows, nodes) and draft.tokens.dtype == jnp.int32, f"{trial}: tokens must be i32[B, N]"
+    assert draft.valid.shape == (rows, nodes) and draft.valid.dtype == bool, f"{trial}: valid must be bool[B, N]"
+    assert draft.shape.is_tree <= plan.trees, f"{trial}: the draft is a tree, but the plan says that drafts are chains"
+    if draft.shape.is_tree:
+        parents = np.asarray(draft_shape.parents_of(draft.shape, rows, nodes))
+        assert ((parents >= 0) & (parents <= np.arange(nodes))).all(), f"{trial}: a node stands before its parent"
+        depth = int((draft.shape.depths(nodes)[:, 1:] * draft.valid).max())
         assert depth <= size, f"{trial}: a tree {depth} deep, but K is {size}"
+    else:
+        assert nodes == size, f"{trial}: a chain of {nodes} tokens, but K is {size}"
     tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
     assert ((tokens >= 0) & (tokens < vocab))[valid].all(), f"{trial}: a drafted token is outside the vocabulary"
     if draft.probs is not None:
-        assert draft.probs.shape == (*shape, vocab) and draft.probs.dtype == jnp.float32, f"{trial}: q must be f32"
+        assert draft.probs.shape == (rows, nodes, vocab) and draft.probs.dtype == jnp.float32, f"{trial}: q must be f32"
         probs = np.asarray(draft.probs)
         assert np.allclose(probs[valid].sum(-1), 1, atol=1e-4), f"{trial}: q doesn't sum to 1"
         assert (_of(probs, tokens)[valid] > 0).all(), f"{trial}: q of a draft is 0"
@@ -365,16 +377,16 @@ def check_verdicts(verifier: Verifier, size: int = 3, vocab: int = 5, rows: int 
     for probs in (jnp.asarray(q), None):
         draft = Draft(jnp.asarray(tokens), jnp.asarray(valid), probs)
         verdict = jax.jit(verifier.verify)(jnp.asarray(p), draft, keys, lengths)
-        count, token = np.asarray(verdict.count), np.asarray(verdict.token)
+        count, token = np.asarray(verdict.accepted), np.asarray(verdict.token)
         name = type(verifier).__name__
         assert (count <= valid.sum(1)).all() and (count >= 0).all(), f"{name}: accepted a slot that was never drafted"
         taken = np.arange(size) < count[:, None]
         assert (_of(p[:, :size], tokens)[taken] > 0).all(), f"{name}: accepted a token of p = 0"
         assert (p[np.arange(rows), count, token] > 0).all(), f"{name}: drew a token of p = 0"
         if verifier.trees:
-            as_tree = draft._replace(parents=jnp.broadcast_to(jnp.arange(size), (rows, size)))
+            as_tree = draft._replace(shape=draft_shape.FixedTreeShape(tuple(range(size))))
             again = jax.jit(verifier.verify)(jnp.asarray(p), as_tree, keys, lengths)
-            same = (again.count == count).all() and (again.token == token).all() and (again.node == count).all()
+            same = (again.accepted == count).all() and (again.token == token).all() and (again.node == count).all()
             assert same, f"{name}: judges a tree of width 1 otherwise than a chain"
 
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import requests, sampling, stops
-from specjax.generation import prepare
+from specjax.decode import sampling
+from specjax.decode.types import DecodeState
+from specjax.generation import requests, stops
+from specjax.generation.generate import prepare
+from specjax.generation.options import Options
 from specjax.models.lm import LM
-from specjax.requests import Options
-from specjax.types import DecodeState
 
 # Pearson's statistic follows chi-square only where a cell expects a handful of counts (Cochran 1954).
 SMALLEST_CELL = 5.0
@@ -61,9 +62,8 @@ def _teacher_forced(lm, tokens, params, prompt_length, length):
     params = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params)
     out = []
     for at in range(prompt_length, prompt_length + length):
-        context = sampling.Context(
-            tokens, jnp.full(rows, at), jnp.full(rows, prompt_length), jnp.zeros((rows, 1, 0), jnp.int32)
-        )
+        lengths, prompt_lengths = (jnp.full(rows, length, jnp.int32) for length in (at, prompt_length))
+        context = sampling.Context(tokens, lengths, prompt_lengths, jnp.zeros((rows, 1, 0), jnp.int32))
         out.append(sampling.distribution(logits[:, at - 1 : at], params, context)[:, 0])
     return jnp.stack(out)
 
@@ -104,14 +104,14 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeSt
     Returns:
       The last state, in NumPy arrays, without caches.
     """
-    job = prepare(lm, prompts, Options(**options))
-    needed = int(jnp.max(job.request.limit)) + job.block
+    job = prepare(lm, prompts, **options)
+    needed = int(jnp.max(job.request.limit)) + job.decoder.plan.block
     chunk = max(1, max(map(len, prompts)) - 1)
     capacity = -(-needed // chunk) * chunk
-    request = job.request._replace(tokens=job.request.tokens[:, :capacity])
-    job = dataclasses.replace(job, request=request, chunk=chunk)
-    state = job.run(job.start(request))
-    on_device: dict[str, Any] = {"cache": None, "drafter": None, "key": None}
+    job = dataclasses.replace(job, tokens=job.tokens[:, :capacity], chunk=chunk)
+    state = job.decoder.run(job.start())
+    without_keys: dict[str, Any] = {"key": None}  # NumPy has no keys
+    on_device: dict[str, Any] = {"cache": None, "drafter": None, "request": state.request._replace(**without_keys)}
     return jax.device_get(state._replace(**on_device))
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax import parallel
-from specjax.config import LlamaConfig
+from specjax.models import parallel
+from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
-from specjax.testing.models import random_params
+from specjax.testing.tiny_models import random_params
 
 
 def planted_pair(

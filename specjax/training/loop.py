@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from specjax import random
+from specjax.decode import random
 from specjax.models.lm import LM
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.training.texts import Texts

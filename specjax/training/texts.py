@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specjax.generation import generate
+from specjax.generation.generate import generate
 from specjax.models.lm import LM
 
 OPENINGS = (

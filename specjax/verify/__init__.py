@@ -5,8 +5,8 @@ from typing import Any
 from specjax.verify.block import Block
 from specjax.verify.coupled import Coupled
 from specjax.verify.lossy import Lenient, LenientGreedy, TypicalAcceptance
-from specjax.verify.multi import without_replacement
 from specjax.verify.rejection import Rejection
+from specjax.verify.siblings import without_replacement
 
 VERIFIERS: dict[str, Any] = {
     "rejection": Rejection(),

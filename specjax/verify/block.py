@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import random
-from specjax.arrays import span
-from specjax.types import Draft, Verdict
-from specjax.verify import chain
+from specjax.decode import random
+from specjax.decode.arrays import row_at, span, token_probs
+from specjax.decode.types import Draft, Verdict
+from specjax.verify import pieces as chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def weights(p: jax.Array, draft: Draft) -> jax.Array:
     Returns:
       f32[B, K+1]: exactly 1 where p = q all along, 0 past the end of a row's chain.
     """
-    p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+    p_x = token_probs(p[:, :-1], draft.tokens)  # [B, K]
     q_x = chain.draft_token_probs(draft)  # [B, K]
     possible = draft.valid & (q_x > 0) & (p_x > 0)
     steps = jnp.where(possible, jnp.log(p_x) - jnp.log(q_x), -jnp.inf)
@@ -77,5 +77,5 @@ def thresholds(p: jax.Array, draft: Draft, w: jax.Array) -> jax.Array:
 
 def remainder(p: jax.Array, draft: Draft, w: jax.Array, count: jax.Array) -> jax.Array:
     """What the target draws from after ``count`` i32[B] kept tokens, unnormalised: max(0, p - q/w). -> f32[B, V]."""
-    scale = jnp.maximum(chain.row_at(w, count), jnp.finfo(jnp.float32).tiny)[:, None]
-    return chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]) / scale)
+    scale = jnp.maximum(row_at(w, count), jnp.finfo(jnp.float32).tiny)[:, None]
+    return chain.residual(row_at(p, count), chain.draft_at(draft, count, p.shape[-1]) / scale)

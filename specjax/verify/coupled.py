@@ -10,9 +10,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax import random, tree
-from specjax.types import Draft, Verdict
-from specjax.verify import chain
+from specjax.decode import random
+from specjax.decode.arrays import leading_run, row_at
+from specjax.decode.draft_shape import parents_of
+from specjax.decode.types import Draft, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +39,13 @@ def own_draws(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -
 
     Args: as of ``Verifier.verify``, but keys are those to draw with.
     """
-    shape = tree.of(draft)
-    drawn = random.categorical(random.at(keys, lengths[:, None] + shape.depth), p)  # [B, N+1]
-    if draft.parents is None:
-        count = chain.leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
-        return Verdict(count, chain.row_at(drawn, count))
-    agrees = draft.valid & (jnp.take_along_axis(drawn, draft.parents, axis=1) == draft.tokens)
+    shape, (rows, size) = draft.shape, draft.tokens.shape
+    depth = jnp.broadcast_to(shape.depths(size), (rows, size + 1))
+    drawn = random.categorical(random.at(keys, lengths[:, None] + depth), p)  # [B, N+1]
+    if not shape.is_tree:
+        count = leading_run(draft.valid & (drawn[:, :-1] == draft.tokens))
+        return Verdict(count, row_at(drawn, count))
+    agrees = draft.valid & (jnp.take_along_axis(drawn, parents_of(shape, rows, size), axis=1) == draft.tokens)
     agrees &= ~shape.below(jnp.pad(~agrees, ((0, 0), (1, 0))))
-    node = jnp.argmax(jnp.where(jnp.pad(agrees, ((0, 0), (1, 0))), shape.depth, 0), axis=1).astype(jnp.int32)
-    return Verdict(chain.row_at(shape.depth, node), chain.row_at(drawn, node), node)
+    node = jnp.argmax(jnp.where(jnp.pad(agrees, ((0, 0), (1, 0))), depth, 0), axis=1).astype(jnp.int32)
+    return Verdict(row_at(depth, node), row_at(drawn, node), node)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import entr
 
-from specjax import random
-from specjax.arrays import span
-from specjax.types import Draft, Verdict
-from specjax.verify import chain
+from specjax.decode import random
+from specjax.decode.arrays import leading_run, row_at, span, token_probs
+from specjax.decode.types import Draft, Verdict
+from specjax.verify import pieces as chain
 
 
 class _RedrawsWithOneKey:
@@ -46,12 +46,12 @@ class Lenient(_RedrawsWithOneKey):
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
         size = draft.tokens.shape[1]
-        p_x = chain.token_probs(p[:, :size], draft.tokens)  # [B, K]
+        p_x = token_probs(p[:, :size], draft.tokens)  # [B, K]
         q_x = chain.draft_token_probs(draft)  # [B, K]
         positions = lengths[:, None] + span(size)
         u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = chain.leading_run(draft.valid & chain.accepts(u, p_x, self.lenience * q_x))
-        rest = chain.residual(chain.row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
+        count = leading_run(draft.valid & chain.accepts(u, p_x, self.lenience * q_x))
+        rest = chain.residual(row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
         return Verdict(count, chain.draw(keys, lengths + count, rest))
 
 
@@ -78,10 +78,10 @@ class LenientGreedy(_RedrawsWithOneKey):
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
         del keys, lengths
         best = jnp.argmax(p, axis=-1).astype(jnp.int32)  # [B, K+1]; ties go to the lowest id
-        p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+        p_x = token_probs(p[:, :-1], draft.tokens)  # [B, K]
         near = p_x > self.lenience * jnp.max(p[:, :-1], axis=-1)
-        count = chain.leading_run(draft.valid & (near | (draft.tokens == best[:, :-1])))
-        return Verdict(count, chain.row_at(best, count))
+        count = leading_run(draft.valid & (near | (draft.tokens == best[:, :-1])))
+        return Verdict(count, row_at(best, count))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +107,11 @@ class TypicalAcceptance(_RedrawsWithOneKey):
         _check_fraction("delta", self.delta)
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-        p_x = chain.token_probs(p[:, :-1], draft.tokens)  # [B, K]
+        p_x = token_probs(p[:, :-1], draft.tokens)  # [B, K]
         entropy = jnp.sum(entr(p[:, :-1]), axis=-1)  # [B, K]
         typical = p_x > jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
-        count = chain.leading_run(draft.valid & typical)
-        return Verdict(count, chain.draw(keys, lengths + count, chain.row_at(p, count)))
+        count = leading_run(draft.valid & typical)
+        return Verdict(count, chain.draw(keys, lengths + count, row_at(p, count)))
 
 
 def _check_fraction(name: str, value: float) -> None:

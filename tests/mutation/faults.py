@@ -16,11 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 
 import specjax
-from specjax import decode, random, sampling, tree, verify
+from specjax import decode, verify
+from specjax.decode import draft_shape as tree
+from specjax.decode import random, sampling
 from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip, Lookahead
 from specjax.models import cache as kv
 from specjax.models import fused_attention
-from specjax.verify import Block, Coupled, Rejection, block, chain, multi
+from specjax.verify import Block, Coupled, Rejection, block
+from specjax.verify import pieces as chain
+from specjax.verify import siblings as multi
 
 FAULTS = {}  # name -> (function that plants it, ids of default-run tests that must fail)
 

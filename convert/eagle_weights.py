@@ -1,0 +1,143 @@
+"""EAGLE heads as they are published: a folder of ``config.json`` and tensors, by a closed table of names.
+
+EAGLE-3's layer is named ``midlayer.*``, or ``layers.0.*`` by some trainers; ``d2t`` holds, for each token that the head
+drafts, how far the target's id lies above its own. A config without ``draft_vocab_size`` is that of an EAGLE or EAGLE-2
+head, which has one layer without a first norm, and the target's own output head.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from convert.head_tensors import open_folder
+from convert.llama_weights import Filler, Part, Sheet, norm, sublayers, whole
+from convert.source import read_json
+from specjax.drafters.eagle import Eagle
+from specjax.models import config_values as values
+from specjax.models import modules
+from specjax.models.config import from_hf
+from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.lm import LM
+
+LAYER = "midlayer"
+# Keys of a head's config.json that a model's has not.
+_OWN = {
+    "draft_vocab_size": values.COUNT,
+    "eagle_config": values.OBJECT,
+    "target_hidden_size": values.COUNT,
+    "bias": values.FLAG,
+}
+
+
+def table(config: EagleConfig | Eagle1Config) -> dict[str, Part]:
+    """Every tensor of weights by its name, and its place in the head's tree."""
+    c, size = config.layer, config.layer.hidden_size
+    if isinstance(config, Eagle1Config):
+        bias = {"fc.bias": whole(("fuse", "bias"), size)} if config.bias else {}
+        return {
+            "fc.weight": whole(("fuse", "weight"), size, 2 * size),
+            **bias,
+            f"{LAYER}.post_attention_layernorm.weight": norm("mlp_norm", size),
+            **sublayers(c, LAYER, (), size),
+        }
+    return {
+        "fc.weight": whole(("fuse", "weight"), size, len(config.taps) * size),
+        f"{LAYER}.input_layernorm.weight": norm("embed_norm", size),
+        f"{LAYER}.hidden_norm.weight": norm("hidden_norm", size),
+        f"{LAYER}.post_attention_layernorm.weight": norm("mlp_norm", size),
+        **sublayers(c, LAYER, (), 2 * size),
+        "norm.weight": norm("norm", size),
+        "lm_head.weight": whole(("lm_head",), c.vocab_size, size),
+    }
+
+
+def load(folder: str | Path, target: LM) -> Eagle:
+    """The drafter of a published head, in the target's dtype.
+
+    Args:
+      folder: ``config.json``, and safetensors or a file of ``torch.save``.
+      target: the model it was trained for. Where the config doesn't say which of its layers are read, they are those of
+        the paper's code: after 2, L/2 and L - 3 layers.
+
+    Raises:
+      FileNotFoundError: nothing usable there.
+      ValueError: one error that lists every tensor which is unknown, missing or misshapen, or says what of the config
+        is not implemented or does not fit the target.
+    """
+    folder = Path(folder)
+    config = read_config(folder, target)
+    size = config.layer.vocab_size
+    sheet = Sheet(table(config), name_of=str)
+    shapes = modules.structure(config.module, config)[1]
+    filler = Filler(sheet, shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
+    tokens: Any = np.arange(size)
+    known, embed = None, None
+    for name, array in open_folder(folder):
+        key = name.removeprefix("model.").replace("layers.0.", f"{LAYER}.", 1)
+        if key == "d2t":
+            tokens = tokens + np.asarray(array) if array.shape == (size,) else array
+        elif key == "t2d":
+            known = np.flatnonzero(array)
+        elif key == "embed_tokens.weight":
+            embed = jnp.asarray(np.array(array), target.dtype)
+        else:
+            filler.take(key, array)
+    vocab = target.config.vocab_size
+    if tokens.shape != (size,) or (tokens < 0).any() or (tokens >= vocab).any() or len(set(tokens)) < size:
+        sheet.problems.append(f"d2t must send {size} drafted tokens to as many of the target's {vocab}")
+    elif known is not None and not np.array_equal(known, np.sort(tokens)):
+        sheet.problems.append("t2d and d2t name different tokens")
+    if embed is not None and embed.shape != (vocab, config.layer.hidden_size):
+        sheet.problems.append(
+            f"misshapen: embed_tokens.weight is {list(embed.shape)}, expected {[vocab, config.layer.hidden_size]}"
+        )
+    params = filler.finish()
+    if isinstance(config, Eagle1Config):
+        return Eagle(config, {**params, "lm_head": target.head_table()}, None, embed=embed)
+    return Eagle(config, params, jnp.asarray(tokens, jnp.int32), embed=embed)
+
+
+def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
+    """From ``config.json``. Raises as :func:`load`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
+    hf = read_json(path)
+    third = "draft_vocab_size" in hf
+    own = {key: hf.pop(key, None) for key in _OWN}
+    for key in ("bos_token_id", "eos_token_id"):
+        hf.pop(key, None)  # the target's decide
+    depth = target.config.num_hidden_layers
+    if problems := values.problems(own, _OWN):
+        raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
+    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
+    if taps is not None and not _are_layers(taps, depth):
+        raise ValueError(
+            f"{path}: eagle_aux_hidden_state_layer_ids must be a list of different layers from 0 to {depth}, "
+            f"got {taps!r}"
+        )
+    layer = from_hf(hf)
+    hidden = own["target_hidden_size"] or layer.hidden_size
+    if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
+        raise ValueError(
+            f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
+            f"layers of width {layer.hidden_size} for a target of width {hidden}"
+        )
+    if not third:
+        if layer.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"{path}: a head of {layer.vocab_size} tokens drafts with the target's output head, which has "
+                f"{target.config.vocab_size}"
+            )
+        return Eagle1Config(layer, own["bias"] is not False)
+    layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
+    return EagleConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
+
+
+def _are_layers(taps: Any, depth: int) -> bool:
+    ints = isinstance(taps, list) and all(map(values.is_integer, taps))
+    return ints and 0 < len(taps) == len(set(taps)) and all(0 <= tap <= depth for tap in taps)

@@ -1,0 +1,66 @@
+"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head``, by a closed table of names.
+
+Head i is ``i.0`` to ``i.L-1``, its residual blocks, and ``i.L``, an output head of its own.
+"""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from convert.head_tensors import open_folder
+from convert.llama_weights import Filler, Part, Sheet, whole
+from convert.source import read_json
+from specjax.drafters.medusa import Medusa
+from specjax.models import config_values as values
+from specjax.models import modules
+from specjax.models.heads import medusa_heads as medusa
+from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.lm import LM
+
+FILE = "medusa_lm_head.safetensors"
+
+
+def table(config: MedusaConfig) -> dict[str, Part]:
+    """Every tensor by its name, and its place in the heads' tree."""
+    size, vocab, last = config.hidden_size, config.vocab_size, config.num_layers
+    parts = {}
+    for i in range(config.num_heads):
+        for j in range(last):
+            path = ("heads", str(i), str(j))
+            parts[f"{i}.{j}.linear.weight"] = whole((*path, "weight"), size, size)
+            parts[f"{i}.{j}.linear.bias"] = whole((*path, "bias"), size)
+        parts[f"{i}.{last}.weight"] = Part(("lm_head",), (vocab, size), (config.num_heads, vocab, size), (i,))
+    return parts
+
+
+def load(folder: str | Path, target: LM) -> Medusa:
+    """The drafter of published heads, in the target's dtype.
+
+    Args:
+      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' tensors, as
+        ``medusa_lm_head.safetensors``, as other safetensors, or as a file of ``torch.save``.
+      target: the model they were trained for.
+
+    Raises:
+      FileNotFoundError: no such files.
+      ValueError: one error that lists every tensor which is unknown, missing or misshapen.
+    """
+    folder = Path(folder)
+    config = read_config(folder / "config.json", target)
+    shapes = modules.structure(medusa.Medusa, config)[1]
+    filler = Filler(Sheet(table(config), name_of=str), shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
+    for name, array in open_folder(folder, FILE):
+        filler.take(name.removeprefix("medusa_head."), array)
+    return Medusa(config, filler.finish(), None)
+
+
+def read_config(path: Path, target: LM) -> MedusaConfig:
+    """From ``config.json``; one block a head where the file doesn't say how many. Raises as :func:`load`."""
+    hf, c = read_json(path), target.config
+    problems = values.problems(hf, {key: values.COUNT for key in ("medusa_num_heads", "medusa_num_layers")})
+    if hf.get("medusa_num_heads") is None:
+        problems.append("medusa_num_heads is missing")
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
+    layers = hf.get("medusa_num_layers")
+    return MedusaConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], 1 if layers is None else layers, True)

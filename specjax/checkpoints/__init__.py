@@ -1,0 +1,1 @@
+"""Loading models and trained drafters."""

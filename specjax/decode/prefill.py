@@ -1,0 +1,117 @@
+"""Reading text before the first round: the target's prompts, and draft caches that are behind."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.decode import history as histories
+from specjax.decode import random
+from specjax.decode.arrays import span
+from specjax.decode.numeric import is_int
+from specjax.decode.types import DecodeState, History, Request
+from specjax.models import cache as kv
+from specjax.models import tuning
+from specjax.models.cache import KVCache
+from specjax.models.lm import LM
+
+if TYPE_CHECKING:
+    from specjax.decode.decoder import Decoder
+
+
+def empty(decoder: "Decoder", request: Request, tokens: jax.Array, history: History | None = None) -> DecodeState:
+    """The state before anything is read: caches allocated, and every row idle.
+
+    Args:
+      decoder: what will decode.
+      request: what each row asks for.
+      tokens: i32[B, L], the prompts, each from the start of its row.
+      history: an empty history, or None if nobody will read one.
+    """
+    random.check_keys(request.key)
+    batch, capacity = tokens.shape
+    return DecodeState(
+        request=request,
+        tokens=tokens,
+        lengths=request.prompt_lengths,
+        active=jnp.zeros(batch, bool),
+        failed=jnp.zeros(batch, bool),
+        cache=decoder.target.alloc_cache(batch, capacity),
+        drafter=decoder.drafter.init(decoder.target, batch, capacity, decoder.num_speculative_tokens),
+        history=history,
+    )
+
+
+def feed(decoder: "Decoder", state: DecodeState, starts: jax.Array, chunk: int) -> DecodeState:
+    """The state after ``chunk`` more tokens of each prompt, from positions starts i32[B] on, were read.
+
+    The last prompt token is never read here: the first round feeds it. Entries past that are padding, and stale.
+    The caller guarantees starts + chunk <= L.
+    """
+    tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(chunk), axis=1)
+    cache = kv.with_lengths(state.cache, starts)
+    out = decoder.target(tokens, cache, with_logits=False, taps=decoder.plan.taps)
+    own = decoder.drafter.follow(decoder.target, state.drafter, state, starts, out)
+    read = jnp.minimum(starts + chunk, state.request.prompt_lengths - 1)
+    return state._replace(cache=kv.with_lengths(out.cache, read), drafter=own)
+
+
+def start(
+    decoder: "Decoder",
+    request: Request,
+    tokens: jax.Array,
+    chunk: int,
+    keep_history: bool = True,
+    logprobs: bool = False,
+) -> DecodeState:
+    """The state before the first round: all but the last prompt token of each row is read, ``chunk`` tokens at a time.
+
+    Args:
+      decoder: what will decode.
+      request: what each row asks for.
+      tokens: i32[B, L], the prompts. L is a multiple of ``chunk``.
+      chunk: tokens that one call reads.
+      keep_history: whether the state has a history.
+      logprobs: whether the history has the log-probability of each token.
+
+    Raises:
+      ValueError: the request's keys are of another kind than ``random.IMPLEMENTATION``.
+    """
+    rows, capacity = tokens.shape
+    kept = histories.empty(rows, capacity, logprobs, decoder.top_logprobs) if keep_history else None
+    state = empty(decoder, request, tokens, kept)
+    wanted = jnp.max(request.prompt_lengths) - 1
+
+    def body(i: jax.Array, state: DecodeState) -> DecodeState:
+        return feed(decoder, state, jnp.full_like(request.prompt_lengths, i * chunk), chunk)
+
+    state = lax.fori_loop(0, (wanted + chunk - 1) // chunk, body, state)
+    cache = kv.with_lengths(state.cache, request.prompt_lengths - 1)
+    return state._replace(cache=cache, active=request.prompt_lengths < request.limit)
+
+
+def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
+    """Feeds committed tokens to a draft's cache until the cache of each active row holds ``wanted`` i32[B] of them.
+
+    The loop runs while any active row is behind. Rows that are not behind make some entries once more.
+    """
+    size = min(tuning.prefill_chunk(chunk), cache.capacity)
+
+    def behind(cache: KVCache):
+        return jnp.any(state.active & (cache.lengths < wanted))
+
+    def read(cache: KVCache) -> KVCache:
+        starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are made once more
+        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1, mode="clip")
+        out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
+        reached = jnp.minimum(starts + size, wanted)
+        return kv.with_lengths(out.cache, jnp.maximum(reached, cache.lengths))
+
+    return lax.while_loop(behind, read, cache)
+
+
+def check_chunk(prefill_chunk: Any) -> None:
+    """Raises ValueError if ``prefill_chunk`` is no number of tokens."""
+    if prefill_chunk is not None and not (is_int(prefill_chunk) and prefill_chunk >= 1):
+        raise ValueError(f"prefill_chunk must be an integer of at least 1, or None, got {prefill_chunk!r}")

@@ -1,0 +1,58 @@
+"""PaSS: one call of the target, with trained look-ahead tokens, drafts several tokens (Monea et al. 2023)."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import Stateless
+from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
+from specjax.drafting.topology import Topology
+from specjax.models import cache as kv
+from specjax.models.cache import KVCache
+from specjax.models.heads.pass_tokens import LookaheadConfig
+from specjax.models.lm import LM
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+class PaSS(ChainOrTree, Stateless):
+    """Draws up to L + 1 tokens from one call of the target on its last token and L look-ahead tokens.
+
+    The first is drawn from the target's own distribution, so it is always kept: a round makes two calls of the target
+    and commits at least two tokens. What the call writes to the cache, verification writes again.
+
+    Args:
+      config: how many look-ahead tokens there are, and their size.
+      params: their embeddings, the tree of ``modules.structure(LookaheadTokens, config)``.
+      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
+      temperature: replaces the request's while drafting.
+    """
+
+    config: LookaheadConfig
+    params: dict = dataclasses.field(repr=False)
+    tree: Tree | Topology | Sequence[int] | None = None
+    temperature: float | None = None
+
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        if self.config.hidden_size != target.config.hidden_size:
+            raise ValueError(
+                f"these look-ahead tokens are of size {self.config.hidden_size}, but the target's embeddings are "
+                f"{target.config.hidden_size}: they were trained for another model"
+            )
+        return super().plan(target, num_speculative_tokens)
+
+    def propose(
+        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, tuple, KVCache]:
+        rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
+        last = target.embed(state.tokens[rows, state.lengths - 1])[:, None]  # [B, 1, H]
+        ahead = self.params["table"][: num_speculative_tokens - 1].astype(last.dtype)
+        block = jnp.concatenate([last, jnp.broadcast_to(ahead, (len(rows), *ahead.shape))], axis=1)
+        out = target(None, kv.with_lengths(state.cache, state.lengths - 1), embedded=block)
+        draft = drawn_at_once(out.logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
+        return draft, own, out.cache
+
+
+jax.tree_util.register_dataclass(PaSS, data_fields=["params"], meta_fields=["config", "tree", "temperature"])

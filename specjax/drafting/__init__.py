@@ -1,0 +1,1 @@
+"""What drafters are made of: base classes, chains, trees, and the tables and theory behind them."""

@@ -1,0 +1,50 @@
+"""What drafters share: one block width, and no state of their own."""
+
+from typing import Any
+
+import jax
+
+from specjax.decode.types import DecodeState, Outcome, Plan
+from specjax.models.llama import Output
+from specjax.models.lm import LM
+
+
+class FixedWidth:
+    """A drafter of chains whose blocks have one width, and that need not be told what the target does."""
+
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        del target
+        return Plan((num_speculative_tokens + 1,))
+
+    def follow(self, target: LM, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
+        del target, state, starts, out
+        return own
+
+    def resume(self, target: LM, own: Any, state: DecodeState) -> Any:
+        del target, state
+        return own
+
+
+class Stateless(FixedWidth):
+    """A drafter that reads everything it needs from the committed text. Only ``propose`` is left to write."""
+
+    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+        del target, batch, capacity, num_speculative_tokens
+        return ()
+
+    def commit(self, target: LM, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
+        del target, state, outcome
+        return own
+
+
+class OftenSilent(Stateless):
+    """A stateless drafter that often proposes nothing. A round without a draft then costs a plain step."""
+
+    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+        del target
+        return Plan(tuple(sorted({1, num_speculative_tokens + 1})))
+
+
+def static(cls):
+    """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are static in jit."""
+    return jax.tree_util.register_static(cls)

@@ -1,0 +1,44 @@
+"""Making drafts of several drafters alike, so that one block can hold rows or branches of each."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from specjax.decode.draft_shape import grown, parents_of
+from specjax.decode.types import Draft
+from specjax.verify import pieces as chain
+
+
+def alike(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
+    """The same drafts with the same fields and sizes: rows of one can then stand beside rows of another.
+
+    A point mass beside a sampled draft is written out as one-hot, and a chain beside a tree as a tree.
+    """
+    result = same_probs(drafts, vocab)
+    if any(d.confidence is not None for d in drafts):
+        told = (d._replace(confidence=chain.told_confidence(d), entropy=chain.told_entropy(d)) for d in result)
+        result = tuple(told)
+    if not any(d.shape.is_tree for d in drafts):
+        return result
+    size = max(d.tokens.shape[1] for d in drafts)
+    return tuple(as_tree(d, size) for d in result)
+
+
+def same_probs(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
+    """Point masses are written out as one-hot, unless all drafts are point masses."""
+    if all(d.probs is None for d in drafts):
+        return tuple(drafts)
+    return tuple(d._replace(probs=chain.draft_probs(d, vocab)) for d in drafts)
+
+
+def as_tree(draft: Draft, size: int) -> Draft:
+    """The same draft as a grown tree of ``size`` nodes; the added nodes are not valid."""
+    rows, drafted = draft.tokens.shape
+    parents = parents_of(draft.shape, rows, drafted)
+
+    def wide(x):
+        return None if x is None else jnp.pad(x, ((0, 0), (0, size - drafted), *((0, 0),) * (x.ndim - 2)))
+
+    per_token = {name: wide(getattr(draft, name)) for name in ("tokens", "valid", "probs", "confidence", "entropy")}
+    return draft._replace(**per_token, shape=grown(wide(parents)))
+

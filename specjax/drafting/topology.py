@@ -1,0 +1,157 @@
+"""Which tree to draft: static shapes of token trees, and the best one for measured acceptance rates.
+
+Acceptance is a table: entry [d, m] is the chance that the child of rank m (the m-th of its siblings, best first) of a
+node of depth d is the one accepted, once that node is. Rows sum to at most 1.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from specjax.drafting import theory
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A tree in breadth-first order: node 0 is the last committed token, and siblings stand together, best first.
+
+    Args:
+      parents: the parent of nodes 1..N.
+
+    Raises:
+      ValueError: if there is no node, or the order isn't breadth-first.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self):
+        rising = all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False))
+        if not self.parents or not rising or not all(0 <= p <= i for i, p in enumerate(self.parents)):
+            raise ValueError(f"parents of nodes 1, 2, ... must come before them and never fall, got {self.parents}")
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """bool[N+1, N+1]: [i, j] whether j is i or stands before it."""
+        found = np.eye(len(self.parents) + 1, dtype=bool)
+        for node, parent in enumerate(self.parents, 1):
+            found[node] |= found[parent]
+        return found
+
+    @property
+    def depths(self) -> np.ndarray:
+        """i[N+1] of every node."""
+        return self.ancestors.sum(1) - 1
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node."""
+        return int(self.depths.max())
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """i[N+1] how many siblings stand before each node; 0 for the root."""
+        parents = np.array((-1, *self.parents))
+        return np.arange(len(parents)) - np.searchsorted(parents, parents)
+
+    def of_depth(self, depth: int) -> "Topology":
+        """This tree cut to ``depth`` levels, or its first deepest leaf carried on as a chain down to there."""
+        parents = list(np.array(self.parents)[self.depths[1:] <= depth].tolist())
+        last = int(np.argmax(self.depths))
+        for _ in range(depth - self.depth):
+            parents.append(last)
+            last = len(parents)
+        return Topology(tuple(parents))
+
+
+def from_widths(widths: Sequence[int]) -> Topology:
+    """Each node at depth d has ``widths[d]`` children: (3, 2, 1) makes 3 + 6 + 6 tokens.
+
+    Raises:
+      ValueError: unless all are integers of at least 1.
+    """
+    if not widths or not all(isinstance(w, int | np.integer) and not isinstance(w, bool) and w >= 1 for w in widths):
+        raise ValueError(f"widths must be one or more integers of at least 1, such as (3, 2, 1), got {widths!r}")
+    parents: list[int] = []
+    level = [0]
+    for width in widths:
+        first = len(parents) + 1
+        parents += [parent for parent in level for _ in range(width)]
+        level = list(range(first, len(parents) + 1))
+    return Topology(tuple(parents))
+
+
+def from_choices(choices: Iterable[Sequence[int]]) -> Topology:
+    """From paths of ranks as Medusa lists them: (0,) is the best child of the root, (0, 1) that one's second best.
+
+    Raises:
+      ValueError: if a path's parent or its better sibling is missing, or a path is there twice.
+    """
+    paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
+    number: dict[tuple[int, ...], int] = {(): 0}
+    for path in paths:
+        if not path or path in number:
+            raise ValueError(f"every path must be there once and not be empty, got {path} again")
+        needed = path[:-1] if path[-1] == 0 else (*path[:-1], path[-1] - 1)
+        if needed not in number:
+            raise ValueError(f"{path} needs {needed}, which is not among the choices")
+        number[path] = len(number)
+    return Topology(tuple(number[path[:-1]] for path in paths))
+
+
+def expected_length(topology: Topology, acceptance: np.ndarray) -> float:
+    """Expected accepted tokens a round: the sum over nodes of the chance that their whole path is accepted.
+
+    Args:
+      topology: the tree.
+      acceptance: f[K, M], as at the top; what lies outside is never accepted.
+    """
+    table = np.asarray(acceptance, np.float64)
+    parents, levels, ranks = np.array(topology.parents), topology.depths[1:] - 1, topology.ranks[1:]
+    inside = (levels < table.shape[0]) & (ranks < table.shape[1])
+    chances = np.zeros(len(parents))
+    chances[inside] = table[levels[inside], ranks[inside]]
+    return float(theory.tree_expected_tokens(chances, (parents - 1).tolist())) - 1
+
+
+def sequoia(acceptance: np.ndarray, nodes: int) -> Topology:
+    """The tree of at most ``nodes`` drafted tokens of the highest expected accepted length (Chen et al. 2024, Sequoia).
+
+    By dynamic programming: below a node of depth d, the children of rank m and on with n tokens among them earn the
+    most where the child of rank m takes some k tokens for its own subtree, and the later ones the rest. Tokens that
+    would earn nothing are left out.
+
+    Args:
+      acceptance: f[K, M], as at the top.
+      nodes: N, at least 1.
+
+    Raises:
+      ValueError: for a table that holds no chances, or without any tree that earns something.
+    """
+    table = np.asarray(acceptance, np.float64)
+    if table.ndim != 2 or not ((table >= 0) & (table <= 1)).all() or not (table.sum(1) <= 1 + 1e-6).all():
+        raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
+    if nodes < 1 or not table[0, 0] > 0:
+        raise ValueError(f"needs nodes >= 1 and a first child that may be accepted, got {nodes} and {table[0, 0]}")
+    levels, ranks = table.shape
+    best = np.zeros((levels + 1, ranks + 1, nodes + 1))  # [depth, first rank, tokens]
+    own = np.zeros(best.shape, int)  # how many of the tokens the child of the first rank and its subtree take
+    for level in reversed(range(levels)):
+        for rank in reversed(range(ranks)):
+            for size in range(1, nodes + 1):
+                taken = np.arange(1, size + 1)
+                earned = table[level, rank] * (1 + best[level + 1, 0, taken - 1]) + best[level, rank + 1, size - taken]
+                if earned.max() > 0:
+                    own[level, rank, size] = taken[np.argmax(earned)]
+                    best[level, rank, size] = earned.max()
+
+    def paths(prefix: tuple[int, ...], size: int):
+        level, rank = len(prefix), 0
+        while level < levels and rank < ranks and own[level, rank, size]:
+            taken = own[level, rank, size]
+            yield (*prefix, rank)
+            yield from paths((*prefix, rank), taken - 1)
+            rank, size = rank + 1, size - taken
+
+    return from_choices(paths((), nodes))

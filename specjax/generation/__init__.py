@@ -1,0 +1,1 @@
+"""From a user's request to results: options, checks, jobs, streams, metrics."""

@@ -1,0 +1,90 @@
+"""From a user's request to a :class:`specjax.generation.job.Job`: every check that the host can make."""
+
+import dataclasses
+import datetime
+from typing import Any
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.numeric import is_int
+from specjax.decode.types import Drafter, Plan, Verifier
+from specjax.drafters import NoDraft, PromptLookup
+from specjax.generation import known_ids, logprobs, prompts, requests
+from specjax.generation.job import Job
+from specjax.generation.options import Options, seeds
+from specjax.generation.stops import stop_strings
+from specjax.models.lm import LM
+from specjax.text.chat import is_conversation
+from specjax.text.text_stream import check_unicode
+from specjax.verify import VERIFIERS
+
+DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
+
+
+def job_of(lm: LM, given: Any, options: Options) -> Job:
+    """The job of some prompts.
+
+    Raises:
+      ValueError: for any option or prompt that can't be used, before any device work.
+    """
+    drafter, verifier, size, plan = _decoding(lm, options)
+    _check_stops(lm, options)
+    logprobs.check(options.logprobs)
+    given = prompts.on_host(given)
+    options = _dated(lm, given, options)
+    template = {name: getattr(options, name) for name in ("parse_special", "tools", "date", "chat_template_kwargs")}
+    ids = prompts.encode_prompts(lm, given, options.chat, **template)
+    if not options.allow_unknown_ids:
+        known_ids.check_prompts(lm, ids)
+    options = dataclasses.replace(options, seed=seeds(options.seed, len(ids)))
+    request, tokens, chunk = requests.build(lm, ids, options, headroom=plan.block)
+    best = logprobs.best_wanted(options.logprobs, lm.config.vocab_size)
+    return Job(Decoder(lm, drafter, verifier, size, best), ids, request, tokens, chunk, options)
+
+
+def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
+    """Drafter, verifier, K and plan; plain decoding is the drafter that proposes nothing, with K = 0."""
+    drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
+    verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
+    size = options.num_speculative_tokens
+    if not is_int(size) or size < 0:
+        raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
+    if not (verifier.lossless or options.lossy):
+        raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")
+    size = min(int(size), lm.config.max_position_embeddings)
+    plan = drafter.plan(lm, max(size, 1))
+    if size == 0 or isinstance(drafter, NoDraft):
+        drafter, size = DRAFTERS["none"], 0
+        plan = drafter.plan(lm, size)
+    if plan.trees and not verifier.trees:
+        able = ", ".join(repr(name) for name, known in VERIFIERS.items() if known.trees)
+        raise ValueError(
+            f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({plan.block - 1} tokens, {size} "
+            f"deep); choose one of {able}, or a drafter of chains"
+        )
+    return drafter, verifier, size, plan
+
+
+def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
+    value = table.get(value, value) if isinstance(value, str) else value
+    if not hasattr(value, method):
+        raise ValueError(
+            f"{what} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
+        )
+    return value
+
+
+def _check_stops(lm: LM, options: Options) -> None:
+    if options.stop is not None and lm.tokenizer is None:
+        raise ValueError("stop strings need a tokenizer, and the model has none; use eos_token_id")
+    if not all(isinstance(s, str) and s for s in stop_strings(options)):
+        raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
+    for text in stop_strings(options):
+        check_unicode("stop", text)
+
+
+def _dated(lm: LM, given: Any, options: Options) -> Options:
+    """The options with today's date, if a chat template asks for the date and none is given: the result states it."""
+    in_chat = options.chat or any(map(is_conversation, prompts.listed(given)))
+    if in_chat and options.date is None and lm.tokenizer is not None and lm.tokenizer.asks_for_date:
+        return dataclasses.replace(options, date=datetime.date.today().isoformat())
+    return options

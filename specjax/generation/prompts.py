@@ -1,0 +1,105 @@
+"""From prompts as users write them to token ids, with every check."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.decode.numeric import is_int
+from specjax.models.lm import LM
+from specjax.text.chat import is_conversation
+
+
+def on_host(prompts: Any) -> Any:
+    """The same prompts with numbers and lists in place of JAX arrays."""
+    if isinstance(prompts, jax.Array):
+        return np.asarray(prompts).tolist()
+    return [on_host(prompt) for prompt in prompts] if isinstance(prompts, list | tuple) else prompts
+
+
+def listed(prompts: Any) -> list:
+    """One prompt, or several, as a list. Raises ValueError if there is none."""
+    if isinstance(prompts, str) or is_conversation(prompts):
+        return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
+        raise ValueError(
+            "prompts must be a string, a conversation (a list of messages), or a list of strings, conversations or "
+            f"token-id lists, got {prompts!r}"
+        )
+    return list(prompts)
+
+
+def encode_prompts(
+    lm: LM,
+    prompts: Any,
+    chat: bool,
+    parse_special: bool | None = None,
+    tools: Sequence[Any] | None = None,
+    date: str | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt; the arguments are those of :class:`Options`.
+
+    Raises:
+      ValueError: no prompt, an empty one, a type other than str, conversation or list of ids, an id outside the
+        vocabulary, text without a tokenizer, text that isn't Unicode, ``chat`` with token ids, or arguments of the chat
+        template without a chat.
+    """
+    if parse_special not in (None, False, True):
+        raise ValueError(f"parse_special must be True, False or None, got {parse_special!r}")
+    prompts = listed(prompts)
+    template = {"tools": tools, "date": date, "chat_template_kwargs": chat_template_kwargs}
+    template = {name: value for name, value in template.items() if value is not None}
+    if template and not (chat or any(map(is_conversation, prompts))):
+        raise ValueError(f"{', '.join(template)} is for the chat template; pass chat=True, or conversations as prompts")
+    encoded = []
+    for row, prompt in enumerate(prompts):
+        if isinstance(prompt, str) or is_conversation(prompt):
+            ids = _text_ids(lm, row, prompt, chat or not isinstance(prompt, str), parse_special, template)
+        elif isinstance(prompt, Sequence | np.ndarray) and all(is_int(token) for token in prompt):
+            if chat:
+                raise ValueError(f"chat=True needs text prompts, but prompt {row} is a list of token ids")
+            ids = [int(token) for token in prompt]
+        else:
+            raise ValueError(
+                f"prompt {row} must be a string, a conversation or a list of token ids, got {prompt!r}"
+                + ("; for one prompt of token ids pass [[...]]" if is_int(prompt) else "")
+            )
+        _check_ids(lm, row, ids)
+        encoded.append(ids)
+    return encoded
+
+
+def _text_ids(lm: LM, row: int, prompt: Any, chat: bool, parse_special: bool | None, template: dict) -> list[int]:
+    """Token ids of a text or conversation. Raises ValueError, naming the prompt."""
+    if lm.tokenizer is None:
+        raise ValueError(f"prompt {row} is text, but the model has no tokenizer; pass token ids")
+    if not prompt:
+        raise ValueError(f"prompt {row} is empty; to start from nothing but a BOS token, pass [[its id]]")
+    switch = {} if parse_special in (None, not chat) else {"parse_special": parse_special}
+    try:
+        return (
+            lm.tokenizer.apply_chat_template(prompt, **template, **switch)
+            if chat
+            else (lm.tokenizer.encode(prompt, **switch))
+        )
+    except ValueError as e:
+        raise ValueError(f"prompt {row}: {e}") from e
+
+
+def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
+    """Raises ValueError for a prompt that the model can't read."""
+    if not ids:
+        raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
+    outside = [token for token in ids if not 0 <= token < lm.config.vocab_size]
+    if outside:
+        text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
+        raise ValueError(
+            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.config.vocab_size}"
+        )
+    if len(ids) > lm.config.max_position_embeddings:
+        raise ValueError(
+            f"prompt {row} has {len(ids)} tokens, more than the model's context of "
+            f"{lm.config.max_position_embeddings}; shorten it"
+        )

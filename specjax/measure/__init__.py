@@ -1,0 +1,1 @@
+"""Measuring: what decoding costs, how often drafts are right, and benchmarks of both."""

@@ -1,0 +1,188 @@
+"""Alpha without waiting for luck: sum min(p, q) at every prefix of a text sampled from the target.
+
+Leviathan et al. 2023, corollary 3.6: alpha = E[sum over x of min(p(x), q(x))]. Each prefix gets a whole block of K
+drafted tokens. What stands at position i > 1 of a block matters only if the tokens before it are accepted, so it
+weighs as much as the chance of that, the product of their min(1, p/q).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decode import round as rounds
+from specjax.decode.arrays import token_probs
+from specjax.decode.decoder import Decoder
+from specjax.decode.types import DecodeState
+from specjax.drafters import NoDraft
+from specjax.drafting import theory, topology
+from specjax.drafting.grow_tree import ChainOrTree
+from specjax.generation.generate import prepare
+from specjax.models.lm import LM
+from specjax.verify import Rejection
+from specjax.verify import pieces as chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What was seen at N prefixes of one prompt's text."""
+
+    overlap: np.ndarray  # f32[N, K] sum min(p, q) at each position of the block
+    weight: np.ndarray  # f32[N, K] the chance that the tokens before it are accepted; 0 where nothing was drafted
+
+
+@dataclasses.dataclass(frozen=True)
+class Alpha:
+    """A mean and its standard error, which takes prompts and not their prefixes as independent.
+
+    ``None`` for a mean of nothing, and for the error of a single prompt.
+    """
+
+    mean: float | None
+    error: float | None
+
+
+@partial(jax.jit, donate_argnames="state")
+def _step(decoder: Decoder, state: DecodeState) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """A plain step with a draft beside it. -> state, overlap f32[B, K], weight f32[B, K]."""
+    size, running = decoder.num_speculative_tokens, state.active
+    draft, state = rounds.propose(decoder, state)
+    scored = rounds.score(decoder, state, draft)
+    p, draft = scored.p[:, :size], scored.draft
+    p_x = token_probs(p, draft.tokens)
+    if draft.probs is None:
+        overlap, ratio = p_x, p_x
+    else:
+        overlap = theory.acceptance_rate(p, draft.probs)
+        ratio = jnp.minimum(1.0, p_x / jnp.maximum(chain.draft_token_probs(draft), jnp.finfo(jnp.float32).tiny))
+    reached = jnp.cumprod(jnp.concatenate([jnp.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1), axis=1)
+    drafted = draft.valid & running[:, None]
+    # Nothing of the draft is judged, so the target draws its own token, as in plain decoding.
+    silent = scored._replace(draft=draft._replace(valid=jnp.zeros_like(draft.valid)))
+    state, _ = rounds.commit(decoder, state, silent, rounds.judge(decoder, state, silent))
+    return state, jnp.where(drafted, overlap, 0.0), jnp.where(drafted, reached, 0.0)
+
+
+def measure(
+    lm: LM, prompts: Sequence, drafter: Any, num_speculative_tokens: int = 5, max_new_tokens: int = 48, **options
+) -> list[Sample]:
+    """Samples ``max_new_tokens`` from the target after each prompt, drafting at every one of these prefixes.
+
+    Args:
+      lm: the target.
+      prompts, **options: as of ``specjax.generate``; one batch.
+      drafter: any but plain decoding.
+      num_speculative_tokens: K.
+      max_new_tokens: an integer.
+
+    Returns:
+      One a prompt, ended early by a stop token.
+
+    Raises:
+      ValueError: as ``generate``, or if nothing would be drafted.
+    """
+    size, count = num_speculative_tokens, max_new_tokens
+    # Room for a whole block after the last prefix.
+    given = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=count + size, **options)
+    job = prepare(lm, prompts, **given)
+    decoder = dataclasses.replace(job.decoder, verifier=Rejection())
+    if isinstance(decoder.drafter, NoDraft):
+        raise ValueError("plain decoding drafts nothing, so it has no alpha; choose another drafter")
+    if decoder.plan.trees:
+        name = type(decoder.drafter).__name__
+        raise ValueError(f"alpha is one chain's; {name} drafts trees, choose a drafter of chains")
+    state, steps = job.start(), []
+    for _ in range(count):
+        running = np.asarray(state.active)
+        if not running.any():
+            break
+        state, overlap, weight = _step(decoder, state)
+        steps.append((running, np.asarray(overlap), np.asarray(weight)))
+    samples = []
+    for row in range(len(job.prompts)):
+        seen = [(overlap[row], weight[row]) for running, overlap, weight in steps if running[row]]
+        overlaps, weights = (np.array(x, np.float64).reshape(-1, size) for x in zip(*seen, strict=True))
+        samples.append(Sample(overlaps, weights))
+    return samples
+
+
+@partial(jax.jit, donate_argnames="state")
+def _tree_round(decoder: Decoder, state: DecodeState) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """A round, with which nodes were proposed, bool[B, N], and the last one accepted, i32[B]."""
+    running = state.active
+    draft, state = rounds.propose(decoder, state)
+    scored = rounds.score(decoder, state, draft)
+    judged = rounds.judge(decoder, state, scored)
+    state, _ = rounds.commit(decoder, state, scored, judged)
+    assert judged.verdict.node is not None
+    return state, scored.draft.valid & running[:, None], judged.verdict.node
+
+
+def by_rank(lm: LM, prompts: Sequence, drafter: Any, depth: int = 4, breadth: int = 4, **options) -> np.ndarray:
+    """How often the child of each rank is the one accepted, by depth: what ``topology.sequoia`` makes a tree of.
+
+    A tree is drafted whose first nodes alone go on, each with ``breadth`` children, and rounds are counted that came so
+    far down.
+
+    Args:
+      lm: the target.
+      prompts, **options: as of ``specjax.generate``; one batch.
+      drafter: one with a ``tree``: ``TreeModel``, ``Eagle``, ``Medusa``, ``PaSS``.
+      depth: K.
+      breadth: M, children of a node.
+
+    Returns:
+      f64[K, M]; a row of zeros where no round came.
+
+    Raises:
+      ValueError: as ``generate``, or for a drafter without a tree.
+    """
+    if not isinstance(drafter, ChainOrTree):
+        raise ValueError(f"acceptance by rank needs a drafter that grows trees, got {type(drafter).__name__}")
+    spine = [(0,) * d + (m,) for d in range(depth) for m in range(breadth)]
+    shape = topology.from_choices(spine)
+    grown: Any = dataclasses.replace(drafter, tree=shape)  # type: ignore[type-var]
+    job = prepare(lm, prompts, drafter=grown, num_speculative_tokens=depth, **options)
+    decoder = dataclasses.replace(job.decoder, verifier=Rejection())
+    state, came, kept = job.start(), np.zeros(depth), np.zeros((depth, breadth))
+    while np.asarray(state.active).any():
+        state, *seen = _tree_round(decoder, state)
+        for proposed, last in zip(*jax.device_get(seen), strict=True):  # the caches stay where they are
+            path = [i for i in range(1, len(shape.parents) + 1) if shape.ancestors[last, i]]
+            for d in range(depth):
+                here = 1 + breadth * d  # the first child of the node that the spine has at this depth
+                if not proposed[here - 1]:
+                    break
+                came[d] += 1
+                if len(path) > d:
+                    kept[d, path[d] - here] += 1
+                if len(path) <= d or path[d] != here:
+                    break
+    return kept / np.maximum(came, 1)[:, None]
+
+
+def alpha(samples: Sequence[Sample], position: int = 0) -> Alpha:
+    """Alpha at a position of the block, given that the tokens before it were accepted; position 0 is corollary 3.6.
+
+    The mean over prefixes with a draft, as a ratio of sums over prompts; its error by the delta method.
+    """
+    tops = np.array([np.sum(s.weight[:, position] * s.overlap[:, position]) for s in samples])
+    bottoms = np.array([np.sum(s.weight[:, position]) for s in samples])
+    if not bottoms.sum() > 0:
+        return Alpha(None, None)
+    mean = tops.sum() / bottoms.sum()
+    count = len(samples)
+    if count < 2:
+        return Alpha(float(mean), None)
+    spread = np.sqrt(count / (count - 1) * np.sum((tops - mean * bottoms) ** 2))
+    return Alpha(float(mean), float(spread / bottoms.sum()))
+
+
+def coverage(samples: Sequence[Sample]) -> float:
+    """Share of prefixes at which anything was drafted."""
+    prefixes = sum(len(s.weight) for s in samples)
+    return sum(int(np.sum(s.weight[:, 0] > 0)) for s in samples) / prefixes if prefixes else 0.0

@@ -1,0 +1,55 @@
+"""Time to the first tokens: the target reads the prompt, the draft reads it in its first round, and rounds follow."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+
+from specjax.drafters import DraftModel
+from specjax.generation.generate import prepare
+from specjax.generation.job import Job
+from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.table import Table
+from specjax.measure.benchmark.timed import side_by_side
+
+
+def latency(case: Case, table: Table, lengths: Sequence[int], chunks: Sequence[int] = (64,)) -> None:
+    """For each prompt length: the target's prefill, and by prefill chunk of the draft the first round and a later one.
+
+    What the first round takes longer than a later one is the draft's prefill. Each time is the host's, up to where it
+    could read the round's tokens. One row, greedy.
+
+    Args:
+      lengths: prompts, in tokens.
+      chunks: ``DraftModel.prefill_chunk``, how many tokens the draft reads at a time.
+    """
+    size, jobs = case.num_speculative_tokens, {}
+    for length in lengths:
+        for chunk in chunks:
+            drafter = DraftModel(case.draft, prefill_chunk=chunk)
+            asked = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=4 * (size + 1))
+            jobs[length, chunk] = prepare(case.target, case.prompts(1, length), **asked)
+    side_by_side(partial(job.compile, streaming=True) for job in jobs.values())
+    for (length, chunk), job in jobs.items():
+        prefill, first, later = _times(job)
+        if chunk == chunks[0]:
+            table.add(f"prompt of {length}, target's prefill", prefill)
+        name = f"prompt of {length}, first round, chunks of {chunk}"
+        note = f"draft's prefill {(first - later) * 1e3:.1f} ms, first tokens after {(prefill + first) * 1e3:.1f} ms"
+        table.add(name, first, None, note, later_ms=later * 1e3, first_tokens_ms=(prefill + first) * 1e3)
+
+
+def _times(job: Job, repeats: int = 3) -> tuple[float, ...]:
+    """Median seconds of the prefill, the first round, and the one after it."""
+    found = []
+    for _ in range(repeats + 1):  # the first is not counted
+        clock = [time.perf_counter()]
+        state = jax.block_until_ready(job.start())
+        clock.append(time.perf_counter())
+        for _ in range(2):
+            state, _ = jax.block_until_ready(job.decoder.round(state))
+            clock.append(time.perf_counter())
+        found.append([after - before for before, after in zip(clock[:-1], clock[1:], strict=True)])
+    return tuple(map(statistics.median, zip(*found[1:], strict=True)))

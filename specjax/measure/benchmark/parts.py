@@ -1,0 +1,115 @@
+"""The parts of a round, each by itself: calls of the target and the draft, in eight bits too, and the arithmetic."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.decode import random, sampling
+from specjax.decode.types import Draft
+from specjax.generation import requests
+from specjax.generation.options import Options
+from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.table import Table
+from specjax.measure.benchmark.timed import Call, all_seconds, weight_bytes
+from specjax.models import cache as kv
+from specjax.models import quantized, tuning
+from specjax.models.lm import LM
+from specjax.verify import VERIFIERS
+
+SETTINGS = {
+    "T = 0": dict(temperature=0.0),
+    "T = 1": dict(temperature=1.0),
+    "T = 0.8, top-p 0.9": dict(temperature=0.8, top_p=0.9),
+    "T = 0.8, top-k 50": dict(temperature=0.8, top_k=50),
+}
+
+
+DRAFT_STEP = "draft step, mean of a round's"
+
+
+def verify(case: Case, table: Table) -> None:
+    widths = range(1, case.num_speculative_tokens + 2)
+    calls = {f"target call, {width} tokens": _call(case, case.target, width) for width in widths}
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds, case.step_floor)
+
+
+def draft(case: Case, table: Table) -> None:
+    """Calls of one and two tokens, and a step: the first of a round feeds two, the others as few as is fast."""
+    calls = {f"draft call, {width} tokens": _call(case, case.draft, width) for width in (1, 2)}
+    seconds = all_seconds(calls)
+    for name, each in seconds.items():
+        table.add(name, each, case.draft_floor)
+    one, two = seconds.values()
+    size, other = case.num_speculative_tokens, two if tuning.least_tokens(case.draft, case.batch) == 2 else one
+    table.add(DRAFT_STEP, (two + (size - 1) * other) / size, case.draft_floor)
+
+
+def eight_bits(case: Case, table: Table) -> None:
+    """The calls that a plain step and a draft step (but the first) are, in each way to store weights.
+
+    Raises:
+      ValueError: if the case's models are in eight bits already.
+    """
+    calls, floors = {}, {}
+    for what, lm, shares in (("target", case.target, case.devices), ("draft", case.draft, 1)):
+        width = tuning.least_tokens(lm, case.batch)
+        for kind in (None, *quantized.KINDS):
+            small = lm.quantize(kind) if kind else lm
+            name = f"{what} call, {width} tokens, {kind or lm.dtype.name}"
+            calls[name] = _call(case, small, width)
+            floors[name] = weight_bytes(small) / shares / case.speed["read"]
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds, floors[name])
+
+
+def _call(case: Case, lm: LM, width: int) -> Call:
+    cache = lm.alloc_cache(case.batch, case.capacity)
+    cache = kv.with_lengths(cache, jnp.full(case.batch, case.prompt_length, jnp.int32))
+    tokens = jax.random.randint(random.key(1), (case.batch, width), 0, lm.config.vocab_size)
+    return Call(_greedy, (lm, cache, tokens))
+
+
+@partial(jax.jit, static_argnames="count")
+def _greedy(lm: LM, cache: kv.KVCache, tokens: jax.Array, count: int) -> jax.Array:
+    """Calls on the same entries, each of the tokens that the last one ranked first."""
+
+    def body(_, carry):
+        cache, tokens = carry
+        out = lm(tokens, cache)
+        return out.cache, jnp.argmax(out.logits, axis=-1).astype(jnp.int32)
+
+    return lax.fori_loop(0, count, body, (cache, tokens))[1]
+
+
+def arithmetic(case: Case, table: Table) -> None:
+    """One round's transforms, softmax, acceptance and draws, on random logits."""
+    vocab, batch, size = case.target.config.vocab_size, case.batch, case.num_speculative_tokens
+    key = random.key(2)
+    logits = 4 * jax.random.normal(key, (batch, size + 1, vocab))
+    tokens = jax.random.randint(key, (batch, size), 0, vocab)
+    calls = {}
+    for name, options in SETTINGS.items():
+        params = requests.sampling_params(Options(**options), batch, vocab)  # type: ignore[arg-type]
+        keys = random.request_keys(np.arange(batch))
+        calls[f"verification arithmetic, {name}"] = Call(_judge, (logits, tokens, params, keys))
+    for name, seconds in all_seconds(calls).items():
+        table.add(name, seconds)
+
+
+@partial(jax.jit, static_argnames="count")
+def _judge(logits: jax.Array, tokens: jax.Array, params: sampling.SamplingParams, keys: jax.Array, count: int):
+    batch = len(tokens)
+    lengths = jnp.full(batch, 8, jnp.int32)
+
+    def body(i, total):
+        context = sampling.Context(jnp.zeros((batch, 64), jnp.int32), lengths, lengths, sampling.chain_path(tokens))
+        p = sampling.distribution(logits + total[:, None, None] * 1e-9, params, context)
+        draft = Draft(tokens, jnp.ones_like(tokens, bool), p[:, :-1])
+        verdict = VERIFIERS["rejection"].verify(p, draft, keys, lengths + i)
+        return total + verdict.count + verdict.token
+
+    return lax.fori_loop(0, count, body, jnp.zeros(batch, jnp.int32))

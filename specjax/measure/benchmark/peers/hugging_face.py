@@ -1,0 +1,79 @@
+"""transformers: ``generate`` as it comes, plain and assisted by the draft model."""
+
+import time
+from typing import Any
+
+from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.peers import Decoded, weights
+from specjax.models.config import to_hf
+from specjax.models.lm import LM
+
+
+class Transformers:
+    def __init__(self):
+        self.torch, self.package = weights.imported("torch"), weights.imported("transformers")
+        self.name = f"transformers {self.package.__version__}, torch {self.torch.__version__.split('+')[0]}"
+        self.package.logging.set_verbosity_error()  # assisted generation warns of its own arguments
+        self.target: Any = None
+        self.draft: Any = None
+
+    def load(self, case: Case) -> None:
+        self.target, self.draft = self.model(case.target), self.model(case.draft)
+
+    def model(self, lm: LM) -> Any:
+        """``LlamaForCausalLM`` on the weights of ``lm``, where they are.
+
+        Raises:
+          ValueError: transformers names other tensors.
+        """
+        state = weights.tensors(lm)
+        some = state["model.norm.weight"]
+        given = {name: value for name, value in to_hf(lm.config).items() if name != "model_type"}
+        config = self.package.LlamaConfig(**given, pad_token_id=0)
+        with self.torch.device(some.device):
+            model = self.package.AutoModelForCausalLM.from_config(config, dtype=some.dtype)
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if unexpected or set(missing) - {"lm_head.weight"}:
+            raise ValueError(f"transformers names other tensors: missing {missing}, unexpected {unexpected}")
+        model.tie_weights()
+        return model.eval().requires_grad_(False)
+
+    def decode(self, prompt: list[int], count: int, size: int) -> Decoded:
+        ids = self.torch.tensor([prompt], device=self.target.device)
+        clock, helper = Clock(), {}
+        if size:
+            settings = self.draft.generation_config
+            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = size, "constant"
+            settings.assistant_confidence_threshold = 0.0  # always draft that many
+            helper = {"assistant_model": self.draft}
+        out = self.target.generate(
+            ids,
+            attention_mask=self.torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            streamer=clock,
+            **helper,
+        )
+        tokens = out[0, len(prompt) :].tolist()
+        # The prompt is put first, without a call; the first call reads it too and is not counted.
+        times, counts = clock.times[1:], clock.counts[1:]
+        return Decoded(tokens, sum(counts[1:]), times[-1] - times[0], len(times) - 1)
+
+    def free(self) -> None:
+        self.target = self.draft = None
+        weights.free()
+
+
+class Clock:
+    """A streamer: when the tokens of each target call were on the host, and how many."""
+
+    def __init__(self):
+        self.times: list[float] = []
+        self.counts: list[int] = []
+
+    def put(self, value) -> None:
+        self.times.append(time.perf_counter())
+        self.counts.append(value.numel())
+
+    def end(self) -> None:
+        pass

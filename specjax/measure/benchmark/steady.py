@@ -1,0 +1,107 @@
+"""Rounds in the middle of a text, without the first one's share of prefill and the last one's cut."""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.history import history_of
+from specjax.decode.round import round as one_round
+from specjax.decode.types import DecodeState, Drafter
+from specjax.drafters import NoDraft
+from specjax.generation.generate import prepare
+from specjax.generation.job import Job
+from specjax.measure.benchmark import timed as measure
+from specjax.models import cache as kv
+from specjax.models.lm import LM
+
+
+class Steady(NamedTuple):
+    """So many rounds of a job, timed together."""
+
+    job: Job
+    rounds: int
+
+    @classmethod
+    def of(cls, lm: LM, prompts: list[list[int]], drafter: Drafter | None, size: int, rounds: int, capacity: int):
+        """Greedy, with room for ``rounds`` + 1 blocks of ``size`` + 1 tokens, so that none is cut."""
+        new = (rounds + 1) * (size + 1)
+        job = prepare(
+            lm, prompts, drafter=drafter, num_speculative_tokens=size, max_new_tokens=new, ignore_eos=True,
+            capacity=capacity,
+        )  # fmt: skip
+        return cls(job, rounds)
+
+    def compile_prefill(self) -> None:
+        """Shared by jobs of one batch and capacity, whatever they draft."""
+        _reader(self.job).compile_start()
+
+    def compile(self) -> None:
+        """All but the prefill."""
+        state = jax.eval_shape(lambda: start(self.job))
+        _until.lower(self.job.decoder, state, jnp.int32(0)).compile()
+
+    def measure(self, repeats: int = 3) -> tuple[float, float]:
+        """Seconds of a round, and the tokens that a row kept in one on average.
+
+        From the difference to runs of a fifth of the rounds, so that the host's share of a run is left out.
+
+        Raises:
+          ValueError: the machine is too busy for a difference.
+        """
+        job = self.job
+        state = self._run_to(1, start(job))  # the draft reads the prompts here
+        lengths = np.asarray(state.lengths)
+
+        def run(rounds: int) -> jax.Array:
+            nonlocal state
+            begin = jnp.asarray(lengths)
+            cache = kv.with_lengths(state.cache, begin - 1)
+            # A row that kept everything has met its limit, and is none the less there again.
+            history = history_of(state)._replace(rounds=jnp.ones_like(history_of(state).rounds))
+            cut = state._replace(lengths=begin, cache=cache, history=history, active=jnp.ones_like(state.active))
+            own = job.decoder.drafter.commit(job.decoder.target, state.drafter, cut, None)
+            state = self._run_to(1 + rounds, cut._replace(drafter=own))
+            return state.lengths
+
+        few = self.rounds // 5
+        for _ in range(5):  # on a busy machine fewer rounds can take longer
+            short, long = (measure.timed(partial(run, rounds), repeats) for rounds in (few, self.rounds))
+            kept = np.mean(np.asarray(state.lengths) - lengths) / self.rounds
+            if short < long:
+                return (long - short) / (self.rounds - few), float(kept)
+        raise ValueError(
+            f"{self.rounds} rounds took {long * 1e3:.2f} ms and {few} took {short * 1e3:.2f}, five times over: too "
+            "much else runs on this machine; try again when less does"
+        )
+
+    def _run_to(self, rounds: int, state: DecodeState) -> DecodeState:
+        return _until(self.job.decoder, state, jnp.int32(rounds))
+
+
+def start(job: Job) -> DecodeState:
+    """The state after the target has read the prompts; a lazy drafter has read nothing yet."""
+    decoder, (batch, capacity) = job.decoder, job.tokens.shape
+    own = decoder.drafter.init(decoder.target, batch, capacity, decoder.num_speculative_tokens)
+    return _reader(job).start()._replace(drafter=own)
+
+
+def _reader(job: Job) -> Job:
+    """The job of the target alone, which reads the same prompts."""
+    alone = dataclasses.replace(job.decoder, drafter=NoDraft(), num_speculative_tokens=0)
+    return dataclasses.replace(job, decoder=alone)
+
+
+@partial(jax.jit, donate_argnames="state")
+def _until(decoder: Decoder, state: DecodeState, rounds: jax.Array) -> DecodeState:
+    """Rounds until i32[] ``rounds`` have been done; traced, so the loop is of the kind that ``generate`` runs."""
+
+    def body(state: DecodeState) -> DecodeState:
+        return one_round(decoder, state)[0]
+
+    return lax.while_loop(lambda state: jnp.any(state.active & (history_of(state).rounds < rounds)), body, state)

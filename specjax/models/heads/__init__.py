@@ -1,0 +1,1 @@
+"""Trained heads that draft from a target's hidden states or embeddings."""

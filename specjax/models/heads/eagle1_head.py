@@ -1,0 +1,74 @@
+"""EAGLE's first draft head: one decoder layer that goes on from the target's last hidden states (Li et al. 2024, 4.1).
+
+Entries are those of ``eagle3_head``; the layer has no norm before its attention, and its output is in the
+place of the target's own hidden state, so the target's output head reads it as it is.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models import llama, modules, rope
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle1Config(modules.Config):
+    """The head's shape.
+
+    Args:
+      layer: its decoder layer; ``vocab_size`` is the number of tokens it can draft, and the hidden size the target's.
+      bias: whether joining embedding and state adds one.
+    """
+
+    layer: LlamaConfig
+    bias: bool = True
+    taps: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def module(self) -> type:
+        return Eagle1
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Eagle1Config":
+        return cls(LlamaConfig.from_dict(data["layer"]), data["bias"])
+
+
+class Eagle1(nnx.Module):
+    """The head without its embedding, which is the target's. Methods as of EAGLE-3's head."""
+
+    def __init__(self, config: Eagle1Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        c = config.layer
+        self.config = c
+        size = c.hidden_size
+        self.fuse = llama.Linear((size,), 2 * size, config.bias, rngs=rngs, dtype=dtype)
+        self.attention = llama.Attention(c, size, rngs=rngs, dtype=dtype)
+        self.mlp_norm = llama.RMSNorm(size, c.rms_norm_eps, dtype=dtype)
+        self.mlp = llama.MLP(c, rngs=rngs, dtype=dtype)
+        self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
+
+    def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
+        del taps
+        return hidden
+
+    def __call__(
+        self,
+        embedded: jax.Array,
+        features: jax.Array,
+        cache: KVCache,
+        positions: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        x = self.fuse(jnp.concatenate([embedded, features], axis=-1))
+        attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache._replace(keys=(keys,), values=(values,))
+
+    def head(self, hidden: jax.Array) -> jax.Array:
+        return llama.product(hidden, self.lm_head[...], jnp.float32)

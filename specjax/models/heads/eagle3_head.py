@@ -1,0 +1,107 @@
+"""EAGLE-3's draft head: one decoder layer over the target's own hidden states (Li et al. 2025, EAGLE-3, section 3).
+
+Entry j of its sequence joins what the target made of tokens up to j with the embedding of token j + 1, and its output
+predicts token j + 2. Where the target has not been yet, the head's last output stands in for the target's states.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models import llama, modules, rope
+from specjax.models.cache import KVCache, alloc
+from specjax.models.config import LlamaConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig(modules.Config):
+    """The head's shape.
+
+    Args:
+      layer: its decoder layer; ``vocab_size`` is the number of tokens it can draft, and the hidden size the target's.
+      taps: after how many of the target's layers hidden states are read, low to high, each once.
+
+    Raises:
+      ValueError: for other taps.
+    """
+
+    layer: LlamaConfig
+    taps: tuple[int, ...]
+
+    def __post_init__(self):
+        numbers = isinstance(self.taps, tuple) and all(type(after) is int and after >= 0 for after in self.taps)
+        if not numbers or not self.taps or list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(
+                "the taps of an EAGLE-3 head must be a tuple of numbers of layers, at least one, rising and each once, "
+                f"such as (2, 15, 27), got {self.taps!r}"
+            )
+
+    @property
+    def module(self) -> type:
+        return Eagle
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "EagleConfig":
+        return cls(LlamaConfig.from_dict(data["layer"]), tuple(data["taps"]))
+
+
+class Eagle(nnx.Module):
+    """The head without its embedding, which is the target's."""
+
+    def __init__(self, config: EagleConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        c = config.layer
+        self.config = c
+        size, eps = c.hidden_size, c.rms_norm_eps
+        self.fuse = llama.Linear((size,), len(config.taps) * size, False, rngs=rngs, dtype=dtype)
+        self.embed_norm = llama.RMSNorm(size, eps, dtype=dtype)
+        self.hidden_norm = llama.RMSNorm(size, eps, dtype=dtype)
+        self.attention = llama.Attention(c, 2 * size, rngs=rngs, dtype=dtype)
+        self.mlp_norm = llama.RMSNorm(size, eps, dtype=dtype)
+        self.mlp = llama.MLP(c, rngs=rngs, dtype=dtype)
+        self.norm = llama.RMSNorm(size, eps, dtype=dtype)
+        self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
+
+    def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
+        """The target's hidden states after several layers, and after its norm, each [B, T, H], as one [B, T, H]."""
+        del hidden
+        return self.fuse(jnp.concatenate([taps[after] for after in sorted(taps)], axis=-1))
+
+    def __call__(
+        self,
+        embedded: jax.Array,
+        features: jax.Array,
+        cache: KVCache,
+        positions: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """A block of entries on top of each row's cached ones.
+
+        Args:
+          embedded: [B, T, H] the next tokens' embeddings.
+          features: [B, T, H] of :meth:`features`, or this head's own outputs.
+          cache: of :func:`alloc_cache`; as for :class:`specjax.models.llama.Llama`.
+          positions: i32[B, T] rotary positions; by default the entries' own.
+          mask: bool[B, T, S], which entries each entry sees; by default those up to itself.
+
+        Returns:
+          Hidden states [B, T, H], before the norm, and the cache with T more entries a row; the lengths are as before.
+        """
+        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        x = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(features)], axis=-1)  # [B, T, 2 H]
+        attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
+        hidden = features + attended
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return hidden, cache._replace(keys=(keys,), values=(values,))
+
+    def head(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states [B, T, H] to float32 logits over the tokens it can draft, [B, T, D]."""
+        return llama.product(self.norm(hidden), self.lm_head[...], jnp.float32)
+
+
+def alloc_cache(config: Any, batch: int, capacity: int, dtype) -> KVCache:
+    """An empty cache for the head's one layer."""
+    return alloc(dataclasses.replace(config.layer, num_hidden_layers=1), batch, capacity, dtype)

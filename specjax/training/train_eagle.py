@@ -1,0 +1,95 @@
+"""Training EAGLE's heads as they are used: fed with their own outputs for a few steps (Li et al. 2025, section 3.2).
+
+The first EAGLE's head is trained so too, not to repeat the target's hidden states: what counts is what it drafts.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.models import cache as kv
+from specjax.models import modules
+from specjax.models.heads import eagle3_head as eagle
+from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.llama import Output
+from specjax.models.lm import LM
+from specjax.training.loop import Terms, as_f32
+from specjax.training.losses import Lesson, combined
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleObjective:
+    """The loss of a head over whole texts.
+
+    Args:
+      tokens: i32[D], the target's ids of the tokens that it drafts.
+      lm_head: [D, H], their rows of the target's output head, which stay as they are.
+      config: the head's shape.
+      steps: how many drafted tokens in a row it is trained for.
+      loss: a name of ``specjax.training.losses.LOSSES``.
+      decay: weight of each step over that of the one before.
+      first: weights to begin with; None: random ones.
+    """
+
+    tokens: jax.Array
+    lm_head: jax.Array
+    config: EagleConfig | Eagle1Config
+    steps: int = 4
+    loss: str = "kl"
+    decay: float = 0.9
+    first: dict | None = None
+
+    def init(self, seed: int) -> dict:
+        """Trainable weights, f32."""
+        params = modules.init(self.config.module, self.config, seed) if self.first is None else as_f32(self.first)
+        return {name: leaf for name, leaf in params.items() if name != "lm_head"}
+
+    def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
+        """The mean loss over texts i32[B, T] by weights f32[B, T], and each step's acceptance on the same text."""
+        del key
+        out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape), taps=self.config.taps))
+        lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j is asked what follows j + 1
+        index = jnp.arange(tokens.shape[1] - 1)
+        terms = []
+        for step, log_q in enumerate(self.unrolled(params, target, tokens, out)):
+            begun = lesson._replace(weights=lesson.weights * (index >= step))
+            terms.append(begun.terms(self.loss, log_q))
+        return combined(terms, self.decay ** jnp.arange(self.steps))
+
+    def unrolled(
+        self, params: dict, target: LM, tokens: jax.Array, out: Output
+    ) -> Iterator[jax.Array]:
+        """log q f32[B, T-1, D] of each step's entries, on texts i32[B, T] of which the target said ``out``.
+
+        Entry j of step s is where a draft begun s steps earlier has come to: it sees the target's states up to where
+        that began, and the draft's own outputs after.
+        """
+        params = jax.tree.map(lambda x: x.astype(target.dtype), params)
+        head = modules.merge(self.config.module, self.config, {**params, "lm_head": self.lm_head})
+        features = head.features(*jax.tree.map(lambda x: x[:, :-1], (out.taps, out.hidden)))
+        embedded = target.embed(tokens[:, 1:])
+        batch, entries = embedded.shape[:2]
+        cache = eagle.alloc_cache(self.config, batch, entries * self.steps, target.dtype)
+        index = jnp.arange(entries)
+        ago = index[:, None] - index  # [T-1, T-1]
+        for step in range(self.steps):
+            sees = [ago >= step] + [ago == step - s for s in range(1, self.steps)]  # none of the steps to come
+            mask = jnp.concatenate(sees, axis=1) & (jnp.arange(entries * self.steps) < entries * (step + 1))
+            hidden, cache = head(
+                embedded,
+                features,
+                kv.with_lengths(cache, jnp.full(batch, step * entries)),
+                jnp.broadcast_to(index, (batch, entries)),
+                jnp.broadcast_to(mask, (batch, *mask.shape)),
+            )
+            yield jax.nn.log_softmax(head.head(hidden), axis=-1)
+            features = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+
+jax.tree_util.register_dataclass(
+    EagleObjective, data_fields=["tokens", "lm_head", "first"], meta_fields=["config", "steps", "loss", "decay"]
+)
