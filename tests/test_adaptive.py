@@ -136,7 +136,7 @@ def test_cost_model_gives_up_and_tries_again():
         pytest.param(CostModel(c=0.3), marks=pytest.mark.slow),
     ],
 )
-def test_b106_the_same_request_twice_has_the_same_record(policy):
+def test_the_same_request_twice_has_the_same_record(policy):
     drafter = Adaptive(TWIN, policy)
     options = dict(drafter=drafter, num_speculative_tokens=4, temperature=1.0, max_new_tokens=30)
     first, second = (specjax.generate(LM, [[1, 2], [3]], **options) for _ in range(2))

@@ -78,11 +78,11 @@ def test_real_checkpoints_are_accepted_and_survive_a_round_trip(hf, expected):
     {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
     {"rope_theta": 500000, "rope_parameters": {"rope_theta": 500000.0}},
 ])  # fmt: skip
-def test_b74_theta_is_found_in_either_place(extra):
+def test_theta_is_found_in_either_place(extra):
     assert from_hf(MINIMAL | extra).rope_theta == 500000.0
 
 
-def test_b74_theta_absent_is_10000_and_contradiction_is_refused():
+def test_theta_absent_is_10000_and_contradiction_is_refused():
     assert from_hf(MINIMAL).rope_theta == from_hf(MINIMAL | {"rope_theta": None}).rope_theta == 10000.0
     with pytest.raises(ValueError, match="rope_theta twice.*500000.*10000"):
         from_hf(MINIMAL | {"rope_theta": 500000.0, "rope_parameters": {"rope_theta": 10000.0}})
@@ -108,7 +108,7 @@ def test_rope_scaling_in_either_place_under_either_name():
     ({"rope_scaling": {"factor": 2.0}}, "type"),
     ({"rope_scaling": LLAMA3, "rope_parameters": LLAMA3 | {"factor": 2.0}}, "rope_parameters and rope_scaling"),
 ], ids=str)  # fmt: skip
-def test_b72_rope_scaling_that_is_not_understood_is_refused(extra, message):
+def test_rope_scaling_that_is_not_understood_is_refused(extra, message):
     with pytest.raises(ValueError, match=message):
         from_hf(MINIMAL | extra)
 
@@ -119,7 +119,7 @@ def test_yarn_original_length_defaults_to_the_maximum():
     assert config.rope_scaling == RopeScaling("yarn", 2.0, 4096)
 
 
-def test_b75_head_dim():
+def test_an_explicit_head_dim_is_read_and_an_absent_one_must_divide():
     explicit = MINIMAL | {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}
     assert from_hf(explicit).head_dim == 16
     assert from_hf(MINIMAL).head_dim == from_hf(MINIMAL | {"head_dim": None}).head_dim == 12
@@ -128,7 +128,7 @@ def test_b75_head_dim():
 
 
 @pytest.mark.parametrize("extra,message", [
-    ({"sliding_window": 16}, "sliding_window = 16"),  # B33: its ring buffer can't be rewound
+    ({"sliding_window": 16}, "sliding_window = 16"),  # a ring buffer can't be rewound
     ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -144,7 +144,7 @@ def test_b75_head_dim():
     ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
     ({"head_dim": 5}, "head_dim must be even"),
 ], ids=str)  # fmt: skip
-def test_b33_what_is_not_implemented_is_refused_by_name(extra, message):
+def test_what_is_not_implemented_is_refused_by_name(extra, message):
     with pytest.raises(ValueError, match=message):
         from_hf(MINIMAL | extra)
 
@@ -273,7 +273,7 @@ def test_null_counts_as_absent(name):
     assert from_hf(MINIMAL | {name: None}) == from_hf(MINIMAL)
 
 
-def test_b48_end_of_sequence_ids_come_from_generation_config_first():
+def test_end_of_sequence_ids_come_from_generation_config_first():
     assert from_hf(MINIMAL).eos_token_ids == ()
     assert from_hf(MINIMAL | {"eos_token_id": 2}).eos_token_ids == (2,)
     assert from_hf(MINIMAL | {"eos_token_id": [2, 7]}).eos_token_ids == (2, 7)

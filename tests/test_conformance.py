@@ -161,12 +161,12 @@ def test_joint_law_while_stop_tokens_are_forbidden(drafter, verifier):
 
 
 @pytest.mark.parametrize("drafter, verifier", TABLE)
-def test_b59_b60_row_depends_on_neither_slot_nor_neighbours(drafter, verifier):
+def test_row_depends_on_neither_slot_nor_neighbours(drafter, verifier):
     testing.check_rows_alone(trial(drafter, verifier))
 
 
 @pytest.mark.parametrize("drafter, verifier", TABLE)
-def test_b35_b36_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
+def test_greedy_is_plain_at_every_stop_and_limit(drafter, verifier):
     one = trial(drafter, verifier)
     places = testing.check_same_as_plain(one)
     if drafter == "noisy twin":
@@ -179,12 +179,12 @@ def test_coupled_is_plain_token_for_token_under_sampling(drafter):
 
 
 @pytest.mark.parametrize("drafter, verifier", TABLE)
-def test_b21_second_call_on_the_same_shapes_compiles_nothing(drafter, verifier):
+def test_second_call_on_the_same_shapes_compiles_nothing(drafter, verifier):
     testing.check_no_retrace(trial(drafter, verifier))
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_b04_b10_self_draft_is_accepted_whole_under_every_setting(verifier):
+def test_self_draft_is_accepted_whole_under_every_setting(verifier):
     testing.check_accepts_all(trial(SELF, verifier))
 
 
@@ -199,7 +199,7 @@ def test_proposals_are_well_formed(drafter):
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_b11_verdicts_on_padded_slots_and_zero_probabilities(verifier):
+def test_verdicts_on_padded_slots_and_zero_probabilities(verifier):
     testing.check_verdicts(testing.checks.VERIFIERS[verifier])
 
 
@@ -237,14 +237,14 @@ def share_of_first(one: Trial, name: str = "plain") -> np.ndarray:
 
 
 @pytest.mark.parametrize("temperature", [None, 0.0])
-def test_b01_a_greedy_draft_is_a_point_mass(temperature):
+def test_a_greedy_draft_is_a_point_mass(temperature):
     one = table_trial(constant(0.5, 0.5, 0, 0), constant(0.6, 0.4, 0, 0), temperature=temperature)
     testing.check_law(one)
     assert abs(share_of_first(one)[0] - 0.5) < 0.15  # dividing by the draft's softmax gives 0.83
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_b03_residual_is_normalised_not_softmaxed(verifier):
+def test_residual_is_normalised_not_softmaxed(verifier):
     one = table_trial(constant(0.7, 0.3, 0, 0), constant(0.1, 0.9, 0, 0), verifier)
     share = share_of_first(one)
     assert share[2] == share[3] == 0
@@ -252,20 +252,20 @@ def test_b03_residual_is_normalised_not_softmaxed(verifier):
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_b07_bonus_follows_the_last_accepted_token(verifier):
+def test_bonus_follows_the_last_accepted_token(verifier):
     cycle = np.full((4, 4), 0.1 / 3) + (0.9 - 0.1 / 3) * np.roll(np.eye(4), 1, axis=1)
     one = table_trial(cycle, cycle, verifier)
     testing.check_law(one)
 
 
-def test_b07_bonus_follows_the_last_accepted_token_of_a_tree():
+def test_bonus_follows_the_last_accepted_token_of_a_tree():
     cycle = np.full((4, 4), 0.1 / 3) + (0.9 - 0.1 / 3) * np.roll(np.eye(4), 1, axis=1)
     one = table_trial(cycle, cycle)
     tree = TreeModel(one.drafter.lm, (2, 2, 1), prefill_chunk=4)
     testing.check_law(dataclasses.replace(one, drafter=tree))
 
 
-def test_b93_acceptance_is_the_sum_of_minima():
+def test_acceptance_is_the_sum_of_minima():
     p, q = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
     testing.check_acceptance_rate(table_trial(constant(*p), constant(*q)), alpha=0.6)
     testing.check_accepts_all(table_trial(constant(*p), constant(*p)))

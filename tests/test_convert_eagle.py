@@ -61,7 +61,7 @@ def rename(tensors):
 
 
 @pytest.mark.parametrize("change", [lambda tensors: None, rename], ids=["midlayer", "layers.0"])
-def test_b84_a_published_head_drafts_as_it_did(tmp_path, change):
+def test_a_published_head_drafts_as_it_did(tmp_path, change):
     drafter = random_head()
     back = files.load(publish(tmp_path / "head", drafter, TARGET, change), TARGET)
     assert dataclasses.replace(back.config.layer, eos_token_ids=()) == dataclasses.replace(CONFIG.layer)
@@ -90,14 +90,14 @@ def test_a_published_head_of_the_first_eagle_drafts_as_it_did(tmp_path, bias):
         files.load(tmp_path / "head", other)
 
 
-def test_b84_a_published_perfect_head_is_never_refused(tmp_path):
+def test_a_published_perfect_head_is_never_refused(tmp_path):
     target, drafter = perfect_pair()
     head = files.load(publish(tmp_path / "head", drafter, target), target)
     out = specjax.generate(target, [[2, 5]], drafter=head, num_speculative_tokens=4, max_new_tokens=20)
     assert out.metrics[0].draft_acceptance_rate == 1.0
 
 
-def test_b84_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
+def test_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
     own = np.asarray(TARGET.params["embed"]) * 2 + 1
 
     def add(tensors):
@@ -137,7 +137,7 @@ def taps(layers):
         (lambda t: None, {"norm_before_residual": True}, "norm_before_residual = True is unknown"),
     ],
 )
-def test_b84_other_layouts_are_refused_by_name(tmp_path, change, config, says):
+def test_other_layouts_are_refused_by_name(tmp_path, change, config, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         files.load(publish(tmp_path / "head", random_head(), TARGET, change, **config), TARGET)
 

@@ -76,7 +76,7 @@ def assert_forward_matches(config, start=0, inv_freq=None):
     np.testing.assert_allclose(got, numpy_logits(config, tensors, tokens, positions, inv_freq), atol=1e-4)
 
 
-def test_b70_tied_head_needs_no_lm_head():
+def test_tied_head_needs_no_lm_head():
     config = from_hf({**TINY, "tie_word_embeddings": True})
     assert_forward_matches(config)
     tensors = random_tensors(config)
@@ -92,7 +92,7 @@ def test_b70_tied_head_needs_no_lm_head():
 
 
 @pytest.mark.parametrize("position", [0, 100, 1000])
-def test_b72_llama3_rope_scaling(position):
+def test_llama3_rope_scaling_is_that_of_an_independent_forward(position):
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 128}  # fmt: skip
     config = from_hf({**TINY, "head_dim": 8, "rope_theta": 10000.0, "rope_scaling": scaling})
@@ -103,7 +103,7 @@ def test_b72_llama3_rope_scaling(position):
     np.testing.assert_allclose(rope.inverse_frequencies(config)[0][2:], [0.01 / 32, 0.001 / 32], rtol=1e-6)
 
 
-def test_b74_rope_theta_in_either_place():
+def test_rope_theta_is_read_in_either_place():
     inside = {"rope_type": "default", "rope_theta": 500000.0}
     assert from_hf({**TINY, "rope_theta": 500000.0}).rope_theta == 500000.0
     assert from_hf({**TINY, "rope_parameters": inside}).rope_theta == 500000.0
@@ -112,7 +112,7 @@ def test_b74_rope_theta_in_either_place():
         from_hf({**TINY, "rope_theta": 10000.0, "rope_parameters": inside})
 
 
-def test_b75_explicit_head_dim():
+def test_an_explicit_head_dim_gives_the_right_logits():
     odd = {**TINY, "hidden_size": 48, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}
     assert_forward_matches(from_hf(odd))
     plain = {**TINY, "hidden_size": 48, "head_dim": None}
@@ -124,7 +124,7 @@ def test_b75_explicit_head_dim():
 
 @pytest.mark.parametrize("heads, kv", [(8, 2), (6, 3)])
 @pytest.mark.parametrize("biases", [False, True])
-def test_b77_grouped_query_layout_and_export(heads, kv, biases):
+def test_grouped_query_heads_load_and_export_in_the_right_order(heads, kv, biases):
     config = from_hf({**TINY, "hidden_size": heads * 8, "num_attention_heads": heads, "num_key_value_heads": kv,
                       "attention_bias": biases, "mlp_bias": biases})  # fmt: skip
     assert_forward_matches(config)
@@ -136,7 +136,7 @@ def test_b77_grouped_query_layout_and_export(heads, kv, biases):
             assert back[name].dtype == array.dtype and back[name].tobytes() == array.tobytes(), name
 
 
-def test_b83_names_and_shapes_are_strict():
+def test_names_and_shapes_are_strict():
     config = from_hf(TINY)
     tensors = random_tensors(config)
     bare = {k.removeprefix("model."): v for k, v in tensors.items()}

@@ -33,7 +33,7 @@ def mixed():
     }  # fmt: skip
 
 
-def test_b79_every_dtype_is_bit_exact(tmp_path):
+def test_every_dtype_is_bit_exact(tmp_path):
     tensors = mixed()
     write(tmp_path / "model.safetensors", tensors)
     for path in (tmp_path, tmp_path / "model.safetensors"):
@@ -47,7 +47,7 @@ def test_b79_every_dtype_is_bit_exact(tmp_path):
     assert (dict(open_checkpoint(tmp_path / "other.safetensors"))["b"] == tensors["b"]).all()
 
 
-def test_b79_no_torch_is_imported():
+def test_reading_safetensors_imports_no_torch():
     code = "import sys, convert.source, specjax.load; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -86,7 +86,7 @@ def damage(raw):
     }
 
 
-def test_b80_damaged_safetensors_are_refused(tmp_path):
+def test_damaged_safetensors_are_refused(tmp_path):
     whole = tmp_path / "whole.safetensors"
     write(whole, mixed())
     bad = tmp_path / "model.safetensors"
@@ -113,7 +113,7 @@ def test_reading_keeps_no_file_open(tmp_path):
         assert not maps.is_file() or str(tmp_path) not in maps.read_text()
 
 
-def test_b80_large_header_is_read(tmp_path):
+def test_large_header_is_read(tmp_path):
     write(tmp_path / "model.safetensors", mixed(), pad=100_000)
     assert (dict(open_checkpoint(tmp_path))["c"] == mixed()["c"]).all()
 
@@ -127,7 +127,7 @@ def shards(folder, weight_map=None):
     return t
 
 
-def test_b82_the_index_decides(tmp_path):
+def test_the_index_decides_which_files_are_read(tmp_path):
     tensors = shards(tmp_path)
     write(tmp_path / "model.safetensors", {"a": tensors["a"] + 1, "stray": tensors["c"]})
     read = {name: array.copy() for name, array in open_checkpoint(tmp_path)}

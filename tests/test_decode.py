@@ -37,13 +37,13 @@ def plain():
 
 
 @pytest.mark.parametrize("drafter", [SELF, TWIN, PromptLookup(prompt_lookup_min=1)], ids=["self", "twin", "lookup"])
-def test_b20_b26_b59_greedy_equals_plain_on_ragged_prompts(drafter, plain):
+def test_greedy_equals_plain_on_ragged_prompts(drafter, plain):
     out = run(drafter)
     assert out.tokens == plain.tokens
     assert [len(row) for row in out.tokens] == [NEW] * 3
 
 
-def test_b10_b23_b57_self_draft_is_accepted_whole():
+def test_self_draft_is_accepted_whole():
     for options in ({}, {"temperature": 1.0}):
         for metrics in run(SELF, **options).metrics:
             assert metrics.draft_acceptance_rate == 1.0
@@ -52,20 +52,20 @@ def test_b10_b23_b57_self_draft_is_accepted_whole():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_b23_self_draft_at_other_draft_lengths(size, plain):
+def test_self_draft_is_accepted_whole_at_other_draft_lengths(size, plain):
     out = run(SELF, num_speculative_tokens=size)
     assert out.tokens == plain.tokens
     assert all(m.draft_acceptance_rate == 1.0 for m in out.metrics)
 
 
-def test_b47_without_eos_rows_run_to_their_limit(plain):
+def test_without_eos_rows_run_to_their_limit(plain):
     assert LM.config.eos_token_ids == ()
     assert plain.finish_reasons == ["length"] * 3
     assert run(TWIN).finish_reasons == ["length"] * 3
 
 
 @pytest.mark.parametrize("drafter", [None, SELF, TWIN], ids=["plain", "self", "twin"])
-def test_b28_b43_context_is_filled_exactly(drafter):
+def test_context_is_filled_exactly(drafter):
     prompts = [[(7 * i + n) % 50 for i in range(n)] for n in (64, 63, 60)]
     out = run(drafter, prompts, max_new_tokens=None)
     assert [len(row) for row in out.tokens] == [0, 1, 4]
@@ -75,12 +75,12 @@ def test_b28_b43_context_is_filled_exactly(drafter):
     assert run(drafter, prompts, max_new_tokens=None).tokens == run(None, prompts, max_new_tokens=None).tokens
 
 
-def test_b43_prompt_past_the_context_is_refused():
+def test_prompt_past_the_context_is_refused():
     with pytest.raises(ValueError, match="65 tokens"):
         run(TWIN, [[1] * 65])
 
 
-def test_b45_draft_with_a_smaller_context_stops_drafting_there(plain):
+def test_draft_with_a_smaller_context_stops_drafting_there(plain):
     short = testing.tiny_lm(0, max_position_embeddings=16)  # the target's own weights
     out = run(DraftModel(short))
     assert out.tokens == plain.tokens
@@ -90,7 +90,7 @@ def test_b45_draft_with_a_smaller_context_stops_drafting_there(plain):
         assert metrics.draft_acceptance_rate in (None, 1.0)
 
 
-def test_b64_b68_rows_of_other_lengths_change_nothing(plain):
+def test_rows_of_other_lengths_change_nothing(plain):
     for drafter in (SELF, TWIN):
         alone = run(drafter)
         out = run(drafter, max_new_tokens=[1, NEW, 0])
@@ -99,7 +99,7 @@ def test_b64_b68_rows_of_other_lengths_change_nothing(plain):
         assert out.metrics[0].num_steps == 1 and out.metrics[2].num_steps == 0
 
 
-def test_b25_what_lies_past_a_rows_length_is_never_seen(plain):
+def test_what_lies_past_a_rows_length_is_never_seen(plain):
     job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
     state = job.start(job.request)
     stale = jnp.arange(state.cache.capacity) >= state.cache.lengths[:, None]
@@ -113,7 +113,7 @@ def test_b25_what_lies_past_a_rows_length_is_never_seen(plain):
         assert np.asarray(end.tokens)[row, len(prompt) : len(prompt) + NEW].tolist() == plain.tokens[row]
 
 
-def test_b22_caches_cover_all_but_the_last_token_after_each_round():
+def test_caches_cover_all_but_the_last_token_after_each_round():
     job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
     state = job.start(job.request)
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_b22_caches_cover_all_but_the_last_token_after_each_round():
         assert (np.asarray(state.drafter.cache.lengths) >= np.asarray(state.lengths) - 2).all()
 
 
-def test_b12_no_finite_logit_names_the_rows():
+def test_no_finite_logit_names_the_rows():
     leaves = jax.tree.map(lambda x: x * jnp.nan, LM.params)
     broken = dataclasses.replace(LM, params=leaves)
     with pytest.raises(NoDistributionError, match="row 0 after 0 new tokens, row 1"):
@@ -252,7 +252,7 @@ def test_where_one_token_is_fed_as_two(monkeypatch):
     assert least(4096, sharding=jax.NamedSharding(mesh, jax.P(None, "model"))) == 1
 
 
-def test_b29_b99_b106_calls_leave_nothing_behind(plain):
+def test_calls_leave_nothing_behind(plain):
     before = jax.tree.map(np.asarray, LM.params)
     first = run(TWIN, temperature=0.9)
     run(TWIN, PROMPTS[::-1], max_new_tokens=7)

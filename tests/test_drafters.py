@@ -33,7 +33,7 @@ from specjax.testing import Trial, check_path_independence, checks, chi_square, 
 
 
 @pytest.mark.parametrize("new", [2, 120])
-def test_b15_hit_and_miss_rounds_alternate(new):
+def test_hit_and_miss_rounds_alternate(new):
     lm = tiny_lm(0, max_position_embeddings=256)
     listed = [5, 9, 2, 7, 11, 3]
     prompts = [listed * 3, listed + [1, 8] + listed[:4]]
@@ -66,7 +66,7 @@ class _State:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypatch):
+def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypatch):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
     target = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
     drafter = DraftModel(noisy_twin(target, 0.01), prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
@@ -91,7 +91,7 @@ def test_b13_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monk
         assert chi_square(np.bincount(info.tokens[kept, 1], minlength=8), p[kept, 1].mean(0)) > 1e-4
 
 
-def test_b13_q_is_the_float32_array_that_was_sampled():
+def test_q_is_the_float32_array_that_was_sampled():
     lm = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
     job = specjax.generation.prepare(
         lm, [[1, 2, 3]], specjax.Options(drafter=DraftModel(lm), num_speculative_tokens=3, temperature=0.7)
@@ -118,7 +118,7 @@ def accepted_share(drafter, **options):
     return sum(m.num_accepted_tokens for m in out.metrics) / drafted
 
 
-def test_b18_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_acceptance():
+def test_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_acceptance():
     assert accepted_share(LayerSkip()) == 1.0
     assert accepted_share(SinkWindow(0, 60)) == 1.0  # a window over everything
     assert 0 < accepted_share(LayerSkip(exit_layer=1)) < 1

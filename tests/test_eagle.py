@@ -77,7 +77,7 @@ def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
 
 
 def perfect_pair(vocab: int = 6):
-    """A target that follows x by pi(x) whatever came before, and a head that knows pi (case B84)."""
+    """A target that follows x by pi(x) whatever came before, and a head that knows pi."""
     following = np.array([3, 0, 5, 1, 2, 4])
     target = table_lm(np.eye(vocab)[following] + 1e-9, hidden_size=8, intermediate_size=8)
     config = EagleConfig(dataclasses.replace(target.config, vocab_size=vocab), (0,))
@@ -96,7 +96,7 @@ def perfect_pair(vocab: int = 6):
 
 
 @pytest.mark.parametrize("prompt", [[2], [2, 5, 4, 2, 5]])
-def test_b84_a_perfect_head_is_never_refused(prompt):
+def test_a_perfect_head_is_never_refused(prompt):
     target, drafter = perfect_pair()
     options = dict(max_new_tokens=21, num_speculative_tokens=4)
     plain = specjax.generate(target, [prompt], **options)
@@ -107,7 +107,7 @@ def test_b84_a_perfect_head_is_never_refused(prompt):
     assert steps == ([0, 4, 4, 4, 4] if len(prompt) == 1 else [4, 4, 4, 4, 0]), "one token has no states to draft from"
 
 
-def test_b84_a_head_for_another_model_is_refused():
+def test_a_head_for_another_model_is_refused():
     other = tiny_lm(0, hidden_size=16)
     with pytest.raises(ValueError, match="hidden states of size 32, but the target's are 16"):
         specjax.generate(other, [[1, 2]], drafter=random_head())

@@ -28,7 +28,7 @@ ALPHABET = Pieces([b" a", b"b", b" ", b"\n", b"c d", *(bytes([b]) for b in "é�
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_b91_pieces_add_up_to_the_whole_text(seed):
+def test_pieces_add_up_to_the_whole_text(seed):
     rng = np.random.default_rng(seed)
     emoji = list(range(5, 14))  # é€🙂, byte by byte
     tokens = [t for _ in range(8) for t in (emoji if rng.random() < 0.3 else [int(rng.integers(len(ALPHABET.pieces)))])]
@@ -81,7 +81,7 @@ def encode():
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_b40_stop_string_is_found_at_every_place_of_a_block(cycle, length):
+def test_stop_string_is_found_at_every_place_of_a_block(cycle, length):
     text = "bcdefghijklmnopqrst"
     for end in range(length, 2 * SIZE + 2):
         out = recite(cycle, stop=text[end - length : end], max_new_tokens=30)
@@ -107,12 +107,12 @@ def test_no_stop_token_and_no_stop_string_ends_a_row_before_min_new_tokens(cycle
     assert not {3, 17} & set(out.tokens[0][:least]) and out.tokens[0][-1] in (3, 17)
 
 
-def test_b40_the_earliest_of_several_stops_wins(cycle):
+def test_the_earliest_of_several_stops_wins(cycle):
     out = recite(cycle, stop=["hij", "f", "gh"], max_new_tokens=30)
     assert out.texts == ["bcdef"]
 
 
-def test_b42_ids_logprobs_text_and_record_end_together(cycle):
+def test_ids_logprobs_text_and_record_end_together(cycle):
     events = stream(
         cycle, "a", drafter=DraftModel(cycle), num_speculative_tokens=SIZE, stop="de", logprobs=True, max_new_tokens=30
     )
@@ -127,7 +127,7 @@ def test_b42_ids_logprobs_text_and_record_end_together(cycle):
 
 
 @pytest.mark.parametrize("place", range(1, 2 * SIZE + 2))
-def test_b35_b100_stop_token_ends_row_and_counters(cycle, place):
+def test_stop_token_ends_row_and_counters(cycle, place):
     out = recite(cycle, eos_token_id=place, max_new_tokens=30)
     metrics = out.metrics[0]
     assert out.tokens == [list(range(1, place + 1))]
@@ -139,7 +139,7 @@ def test_b35_b100_stop_token_ends_row_and_counters(cycle, place):
     assert [e.token for e in again] == out.tokens[0] and again.result().metrics == out.metrics
 
 
-def test_b102_tokens_per_step_of_perfect_and_useless_drafts(cycle):
+def test_tokens_per_step_of_perfect_and_useless_drafts(cycle):
     right = recite(cycle, max_new_tokens=45, ignore_eos=True).metrics[0]
     assert (right.tokens_per_step, right.mean_acceptance_length) == (9.0, 9.0)
     assert right.acceptance_per_position == [1.0] * SIZE

@@ -25,22 +25,22 @@ VARIANTS = {
     "llama1": {"rms_norm_eps": 1e-6},
     "llama2": {"num_key_value_heads": 4, "rope_scaling": None, "pretraining_tp": 1},
     "llama3": {"num_key_value_heads": 2, "rope_theta": 500000.0},
-    "b72_rope_llama3": {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16}, "rope_theta": 10000.0},
-    "b72_rope_llama3_factor32": {"rope_scaling": LLAMA3 | {"factor": 32.0}, "rope_theta": 500000.0},
+    "rope_llama3": {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16}, "rope_theta": 10000.0},
+    "rope_llama3_factor32": {"rope_scaling": LLAMA3 | {"factor": 32.0}, "rope_theta": 500000.0},
     "rope_linear": {"rope_scaling": {"type": "linear", "factor": 2.5}},
     "rope_yarn": {"rope_scaling": YARN},
     "rope_yarn_untruncated": {"rope_scaling": YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}},
     "rope_yarn_mscale": {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}},
     "rope_yarn_attention_factor": {"rope_scaling": YARN | {"attention_factor": 1.4}},
-    "b70_tied": {"tie_word_embeddings": True, "num_key_value_heads": 1},
-    "b74_rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
-    "b75_explicit_head_dim": {"hidden_size": 48, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16},
-    "b75_head_dim_null": {"hidden_size": 48, "head_dim": None},
-    "b77_heads_8_2": {"num_attention_heads": 8, "num_key_value_heads": 2},
-    "b77_heads_6_3": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
+    "tied": {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+    "explicit_head_dim": {"hidden_size": 48, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16},
+    "head_dim_null": {"hidden_size": 48, "head_dim": None},
+    "heads_8_2": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "heads_6_3": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
     "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
-    "b32_one_layer": {"num_hidden_layers": 1},
-    "b32_four_layers": {"num_hidden_layers": 4, "num_key_value_heads": 2},
+    "one_layer": {"num_hidden_layers": 1},
+    "four_layers": {"num_hidden_layers": 4, "num_key_value_heads": 2},
 }
 each_variant = pytest.mark.parametrize("name", VARIANTS)
 TOKENS = np.random.default_rng(7).integers(0, BASE["vocab_size"], (2, 40), dtype=np.int32)
@@ -116,7 +116,7 @@ def test_half_precision_is_no_further_from_the_truth_than_transformers(name, dty
     assert ours < 1.2 * theirs
 
 
-@pytest.mark.parametrize("name", ["llama3", "rope_yarn", "b75_explicit_head_dim"])
+@pytest.mark.parametrize("name", ["llama3", "rope_yarn", "explicit_head_dim"])
 def test_ragged_blocks_through_the_cache(name):
     """Two rows of different lengths, fed together in blocks, see what each would have seen alone."""
     lm, lengths = checkpoint(name)[2], np.array([3, 11])
@@ -133,7 +133,7 @@ def test_ragged_blocks_through_the_cache(name):
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 17])
-def test_b20_positions_follow_a_prompt_of_any_length(prompt):
+def test_positions_follow_a_prompt_of_any_length(prompt):
     lm, expected = checkpoint("llama3")[2], oracle_logits("llama3", TOKENS)
     _, cache = prefill(lm, TOKENS[:, :prompt])
     at = prompt
@@ -143,8 +143,8 @@ def test_b20_positions_follow_a_prompt_of_any_length(prompt):
         at += block
 
 
-@pytest.mark.parametrize("name", ["b32_one_layer", "b32_four_layers"])
-def test_b21_b25_b32_rollback_equals_a_fresh_prefill(name):
+@pytest.mark.parametrize("name", ["one_layer", "four_layers"])
+def test_rollback_equals_a_fresh_prefill(name):
     """Rejected tokens leave stale entries in every layer; whatever those hold, what follows doesn't see them."""
     lm, kept, capacity = checkpoint(name)[2], np.array([6, 9]), TOKENS.shape[1]
     _, cache = prefill(lm, TOKENS)
@@ -166,7 +166,7 @@ def test_b21_b25_b32_rollback_equals_a_fresh_prefill(name):
     assert call._cache_size() == compiled, "another length must not compile again"
 
 
-def test_b25_the_first_token_of_an_empty_row_sees_only_itself():
+def test_the_first_token_of_an_empty_row_sees_only_itself():
     lm = checkpoint("llama3")[2]
     full = jax.tree.map(lambda x: np.full(x.shape, 1e4, x.dtype), lm.alloc_cache(2, TOKENS.shape[1]))
     logits, _ = feed(lm, TOKENS[:, :1], full._replace(lengths=jnp.zeros(2, jnp.int32)))
@@ -187,8 +187,8 @@ def test_explicit_positions_and_mask_select_a_branch():
         np.testing.assert_allclose(logits[:, i], alone[:, -1], atol=2e-4, rtol=0)
 
 
-def test_b70_a_tied_head_is_stored_once():
-    config, tensors, lm = checkpoint("b70_tied")
+def test_a_tied_head_is_stored_once():
+    config, tensors, lm = checkpoint("tied")
     assert "lm_head.weight" not in tensors and "lm_head" not in lm.params
     logits, _ = prefill(lm, TOKENS)
     hidden = call(lm, TOKENS, lm.alloc_cache(2, 40), with_logits=False)
@@ -197,8 +197,8 @@ def test_b70_a_tied_head_is_stored_once():
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["b72_rope_llama3", "b72_rope_llama3_factor32", "rope_yarn"])
-def test_b72_scaled_rope_far_from_the_start(name):
+@pytest.mark.parametrize("name", ["rope_llama3", "rope_llama3_factor32", "rope_yarn"])
+def test_scaled_rope_is_right_far_from_the_start(name):
     """The first differences appear at long range, so a few tokens are set at positions up to 1000."""
     config, tensors, lm = checkpoint(name)
     positions = np.array([[0, 100, 1000]], np.int32)
@@ -208,7 +208,7 @@ def test_b72_scaled_rope_far_from_the_start(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_b109_equal_head_rows_tie_exactly_in_every_block_shape(dtype):
+def test_equal_head_rows_tie_exactly_in_every_block_shape(dtype):
     """Greedy ties go to the lowest id only if equal rows give equal bits, wherever they lie in the vocabulary.
 
     The vocabulary is a multiple of 8: XLA's CPU backend rounds the tail past one differently in a one-row product.
@@ -223,7 +223,7 @@ def test_b109_equal_head_rows_tie_exactly_in_every_block_shape(dtype):
 
 
 @each_variant
-def test_b77_export_is_bit_equal(name):
+def test_export_is_bit_equal(name):
     _, tensors, lm = checkpoint(name)
     back = convert.to_hf(lm.config, lm.params)
     assert back.keys() == tensors.keys()
@@ -236,7 +236,7 @@ def test_dtype_on_request():
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.parametrize("name", ["biases", "b70_tied", "b77_heads_6_3"])
+@pytest.mark.parametrize("name", ["biases", "tied", "heads_6_3"])
 def test_every_tensor_matters(name):
     """Guards the tests above: were some weight ignored by both sides, they would agree and be wrong."""
     lm = checkpoint(name)[2]

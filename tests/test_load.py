@@ -43,7 +43,7 @@ def test_hugging_face_folder(tmp_path):
         load(tmp_path, dtype="double-double")
 
 
-def test_b48_eos_ids_come_from_the_generation_config(tmp_path):
+def test_eos_ids_come_from_the_generation_config(tmp_path):
     hf = {**HF, "eos_token_id": 2}
     write_hf(tmp_path / "a", hf, generation={"eos_token_id": [2, 7, 9]})
     write_hf(tmp_path / "b", hf)
@@ -63,7 +63,7 @@ def test_gguf_file_and_own_folder(tmp_path):
     assert all(back[name].tobytes() == array.tobytes() for name, array in tensors.items())
 
 
-def test_b86_padding_rows_are_fine_and_missing_rows_are_not(tmp_path):
+def test_padding_rows_are_fine_and_missing_rows_are_not(tmp_path):
     write_hf(tmp_path / "padded", {**HF, "vocab_size": 300}, tokenizer=byte_level())
     assert load(tmp_path / "padded").tokenizer.vocab_size == 259
     write_hf(tmp_path / "short", {**HF, "vocab_size": 258}, tokenizer=byte_level())

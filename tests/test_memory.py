@@ -24,7 +24,7 @@ def live_bytes():
 
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("drafting", [False, True], ids=["alone", "draft model"])
-def test_b97_the_report_is_what_is_allocated(drafting, batch):
+def test_the_report_is_what_is_allocated(drafting, batch):
     before = live_bytes()
     target = model(0, layers=4, heads=4, kv_heads=2)
     drafter = drafters.DraftModel(model(1, layers=1, heads=2, kv_heads=1)) if drafting else None
@@ -36,7 +36,7 @@ def test_b97_the_report_is_what_is_allocated(drafting, batch):
     del state
 
 
-def test_b97_a_drafts_cache_has_the_drafts_own_shape():
+def test_a_drafts_cache_has_the_drafts_own_shape():
     target, draft = model(0, layers=4, heads=4, kv_heads=2), model(1, layers=1, heads=2, kv_heads=1)
     found = memory.report(target, [[1]], drafter=drafters.DraftModel(draft), capacity=512)
     entry = 2 * 16 * 4  # a key and a value of one head, in float32
@@ -45,7 +45,7 @@ def test_b97_a_drafts_cache_has_the_drafts_own_shape():
     assert found["draft_weights"] == sum(x.nbytes for x in jax.tree.leaves(draft))
 
 
-def test_b97_weights_that_draft_and_target_share_count_once():
+def test_weights_that_draft_and_target_share_count_once():
     target = model(0, layers=4, heads=4, kv_heads=2)
     found = memory.report(target, [[1]], drafter=drafters.DraftModel(target))
     assert found["draft_weights"] == 0 and found["draft_state"] >= found["target_cache"]

@@ -37,7 +37,7 @@ def sibling_by_sibling(p, q_k, drawn):
 @pytest.mark.parametrize("replace", [True, False], ids=["replaced", "not_replaced"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @each_table
-def test_b08_siblings_leave_the_targets_law(seed, size, replace):
+def test_siblings_leave_the_targets_law(seed, size, replace):
     """By enumeration, on skewed p and q, duplicates included; as many siblings as tokens accept one for certain."""
     p, q = (x[0] for x in tables(2 * (seed // 2) + (0 if size == 5 else seed % 2), 5))
     weight, p_rows, q_k, drawn = every_sibling(p, q, size, replace)
@@ -53,7 +53,7 @@ def test_b08_siblings_leave_the_targets_law(seed, size, replace):
         assert reached.sum() < 1e-6
 
 
-def test_b08_siblings_from_different_drafts_and_padding():
+def test_siblings_of_different_drafts_keep_the_law_beside_padding():
     """Each from its own q_k; one that is padding (a row of zeros) is never accepted."""
     p, q = (jnp.asarray(x, jnp.float32) for x in tables(4, 4))
     pairs = np.array(list(itertools.product(range(4), repeat=2)))

@@ -50,11 +50,11 @@ def test_a_copy_that_reaches_the_end_repeats_itself():
     assert propose(PromptLookup(), [[1, 2, 1, 2]], 5) == [[1, 2, 1, 2, 1]]
 
 
-def test_b108_rows_without_a_hit_propose_nothing():
+def test_rows_without_a_hit_propose_nothing():
     assert propose(PromptLookup(3, 1), [[3], [1, 2, 3, 4], [5, 6, 5]], 2) == [[], [], [6, 5]]
 
 
 @pytest.mark.parametrize("low, high", [(0, 3), (3, 2), (1.5, 3), (1, "3")])
-def test_b108_bad_sizes(low, high):
+def test_bad_ngram_sizes_are_refused(low, high):
     with pytest.raises(ValueError, match="prompt_lookup_min"):
         PromptLookup(prompt_lookup_max=high, prompt_lookup_min=low)

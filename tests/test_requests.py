@@ -20,17 +20,17 @@ def job(prompts=PROMPT, **options):
 @pytest.mark.parametrize(
     "option, values",
     {
-        "b52 temperature": ["temperature", -1, float("nan"), float("inf"), "1", None, True, 1e38, 10**400],
-        "b52 repetition_penalty": ["repetition_penalty", 0, -1, float("inf"), 1e39, 1e-50],
-        "b54 top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
+        "temperature": ["temperature", -1, float("nan"), float("inf"), "1", None, True, 1e38, 10**400],
+        "repetition_penalty": ["repetition_penalty", 0, -1, float("inf"), 1e39, 1e-50],
+        "top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
         "min_p": ["min_p", -0.1, 1.1],
-        "b55 top_k": ["top_k", 2.5, -2, "3", True],
+        "top_k": ["top_k", 2.5, -2, "3", True],
         "presence_penalty": ["presence_penalty", float("nan"), "x", 1e39, -1e39],
         "frequency_penalty": ["frequency_penalty", float("inf"), 1e38, -(10**400)],
         "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
         "min_new_tokens": ["min_new_tokens", -1, 1.5, True, "3", 129],
-        "b38 max_new_tokens": ["max_new_tokens", 1.5, True, -2, "3"],
-        "b104 num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
+        "max_new_tokens": ["max_new_tokens", 1.5, True, -2, "3"],
+        "num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
         "seed": ["seed", -1, 1.5, "a", True, 1 << 64, [-(1 << 63)]],
         "eos_token_id": ["eos_token_id", 50, -1, "a", [1, 50]],
         "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}, {1: 1e39}, {1: -1e39}, {1: np.inf}],
@@ -92,17 +92,17 @@ def test_lossy_verifiers_want_consent():
 
 
 @pytest.mark.parametrize("value, limit", [(None, 256), (-1, 256), (0, 3), (5, 8), (10**12, 256), ([5], 8)])
-def test_b38_limits(value, limit):
+def test_limits_of_none_minus_one_and_zero(value, limit):
     assert job(max_new_tokens=value).request.limit.tolist() == [limit]
 
 
-def test_b104_zero_is_plain_decoding_and_a_thousand_is_clipped():
+def test_zero_is_plain_decoding_and_a_thousand_is_clipped():
     assert job(drafter="ngram", num_speculative_tokens=0).num_speculative_tokens == 0
     assert job(drafter="ngram", num_speculative_tokens=1000).num_speculative_tokens == 256
     assert job(drafter="ngram", num_speculative_tokens=np.int64(4)).num_speculative_tokens == 4
 
 
-def test_b55_top_k_is_clipped_to_the_vocabulary():
+def test_top_k_is_clipped_to_the_vocabulary():
     two = [[1], [2]]
     for value, want in [(-1, 50), (0, 50), (1, 1), (51, 50), (10**6, 50)]:
         assert job(two, top_k=value).request.sampling.top_k.tolist() == [want, want]
@@ -184,7 +184,7 @@ def test_lists_give_one_value_a_row():
         job(two, temperature=[1.0, -1.0])
 
 
-def test_b111_one_seed_gives_every_row_its_own_key():
+def test_one_seed_gives_every_row_its_own_key():
     keys = _data(job([[1]] * 4, seed=5))
     assert len({tuple(k) for k in keys}) == 4
     assert np.array_equal(keys[2], _data(job(seed=7))[0])
@@ -241,7 +241,7 @@ def test_stop_ids_default_to_the_models_own():
     assert job(eos_token_id=list(range(5))).request.stop_ids.shape == (1, 8)
 
 
-def test_b28_capacity_leaves_room_for_a_block_past_the_limit():
+def test_capacity_leaves_room_for_a_block_past_the_limit():
     for prompt, new, size in [(1, 0, 1), (25, 7, 8), (250, None, 200), (64, 63, 5)]:
         one = job([[1] * prompt], max_new_tokens=new, drafter="ngram", num_speculative_tokens=size)
         capacity = one.request.tokens.shape[1]

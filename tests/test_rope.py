@@ -32,7 +32,7 @@ def test_plain_frequencies():
     (8.0, [1, 0.0427512, 0.01 / 8, 0.001 / 8]),  # wavelengths 6.3, 62.8 (between 128/4 and 128), 628, 6283
     (32.0, [1, 0.0366174, 0.01 / 32, 0.001 / 32]),
 ])  # fmt: skip
-def test_b72_llama3_numbers_on_paper(factor, expected):
+def test_llama3_frequencies_are_those_on_paper(factor, expected):
     scaling = LLAMA3 | {"factor": factor, "original_max_position_embeddings": 128}
     inv_freq, attention = rope.inverse_frequencies(from_hf(config_dict(scaling, head_dim=8)))
     np.testing.assert_allclose(inv_freq, expected, rtol=2e-6)

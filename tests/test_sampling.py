@@ -121,14 +121,14 @@ def test_rows_keep_their_own_parameters():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e-6])
-def test_b52_tiny_temperatures_are_argmax(temperature):
+def test_tiny_temperatures_are_argmax(temperature):
     x = logits(ties=True)  # at a merely small temperature tied tokens would share the mass
     assert np.array_equal(probabilities(x, temperature=temperature), np.eye(VOCAB)[x.argmax(-1)])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("temperature", [1e-4, 1e6])
-def test_b52_extreme_temperatures_stay_finite(temperature, dtype):
+def test_extreme_temperatures_stay_finite(temperature, dtype):
     x = jnp.asarray(logits() * 100, dtype)
     params = requests.sampling_params(Options(temperature=temperature), 3, VOCAB)
     got = np.asarray(sampling.distribution(x, params, CONTEXT))
@@ -140,7 +140,7 @@ def test_b52_extreme_temperatures_stay_finite(temperature, dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("top_p", [1e-8, 1e-4, 1e-3])
-def test_b54_tiny_top_p_keeps_the_most_likely(top_p, dtype):
+def test_tiny_top_p_keeps_the_most_likely(top_p, dtype):
     x = jnp.asarray(logits(), dtype)
     got = np.asarray(
         sampling.distribution(x, requests.sampling_params(Options(temperature=1.0, top_p=top_p), 3, VOCAB), CONTEXT)
@@ -149,7 +149,7 @@ def test_b54_tiny_top_p_keeps_the_most_likely(top_p, dtype):
     assert np.array_equal(got > 0, best == best.max(-1, keepdims=True))
 
 
-def test_b54_filters_apply_in_hugging_faces_order():
+def test_filters_apply_in_hugging_faces_order():
     p = np.array([0.4, 0.3, 0.2, 0.05, 0.05], np.float32)
     x, context = np.log(p)[None, None], Context(*(jnp.zeros(s, jnp.int32) for s in ((1, 4), (1,), (1,), (1, 1, 0))))
     assert np.array_equal(probabilities(x, context, top_k=1, top_p=0.8)[0, 0], np.eye(5)[0])
@@ -161,11 +161,11 @@ def test_b54_filters_apply_in_hugging_faces_order():
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, VOCAB, VOCAB + 1, 10**6])
-def test_b55_top_k_of_nothing_or_all_is_off(top_k):
+def test_top_k_of_nothing_or_all_is_off(top_k):
     np.testing.assert_allclose(probabilities(logits(), top_k=top_k), probabilities(logits()), atol=1e-7)
 
 
-def test_b49_b51_penalties_count_drafted_tokens_and_their_own_window():
+def test_penalties_count_drafted_tokens_and_their_own_window():
     x = np.zeros((3, 3, VOCAB), np.float32) + 1.0
     repetition = probabilities(x, repetition_penalty=2.0)
     presence = probabilities(x, presence_penalty=2.0)
@@ -185,7 +185,7 @@ def test_logit_bias_and_allowed_ids():
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_b12_nothing_left_is_nan_throughout_and_only_there(bad):
+def test_nothing_left_is_nan_throughout_and_only_there(bad):
     x = logits()
     x[1, 2] = bad
     for options in ({}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}):
@@ -194,7 +194,7 @@ def test_b12_nothing_left_is_nan_throughout_and_only_there(bad):
         assert np.isfinite(np.delete(got.reshape(9, -1), 5, axis=0)).all()
 
 
-def test_b67_b109_a_greedy_row_takes_the_lowest_of_tied_tokens_beside_a_sampled_one():
+def test_a_greedy_row_takes_the_lowest_of_tied_tokens_beside_a_sampled_one():
     x = np.zeros((2, 1, 6), np.float32)
     x[:, :, [2, 4]] = 3.0
     context = Context(*(jnp.zeros(s, jnp.int32) for s in ((2, 4), (2,), (2,), (2, 1, 0))))
@@ -217,7 +217,7 @@ def test_draws_follow_probabilities_and_never_take_an_impossible_token():
     assert np.abs(shares - p).max() < 4 * 0.5 / np.sqrt(20000)
 
 
-def test_b111_draws_of_rows_positions_and_purposes_are_independent():
+def test_draws_of_rows_positions_and_purposes_are_independent():
     keys = random.request_keys([0, 1])
     folded = [random.fold(keys, purpose) for purpose in (random.TOKEN, random.DRAFT, random.ACCEPT)]
     draws = [np.asarray(random.uniform(random.at(k, jnp.arange(4000) * jnp.ones((2, 1), jnp.int32)))) for k in folded]

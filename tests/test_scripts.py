@@ -297,7 +297,7 @@ def test_layer_search_goes_on_where_it_was(capsys, folder, tmp_path, monkeypatch
     assert search.main() == 0 and capsys.readouterr().out.splitlines()[-2] == out.splitlines()[-2]
 
 
-def test_b87_two_tokenizers_are_refused(capsys, folder, other_tokenizer):
+def test_two_tokenizers_are_refused(capsys, folder, other_tokenizer):
     args = ("--model", folder, "--prompt", "a", "--drafter", "model", "--draft-model", other_tokenizer)
     code, _, err = run(capsys, *args)
     assert code == 2 and "tokenizer" in err

@@ -163,7 +163,7 @@ class TakesPadding(Rejection):
         return super().verify(p, draft._replace(valid=jnp.ones_like(draft.valid)), keys, lengths)
 
 
-def test_b11_the_verdict_check_refuses_a_verifier_that_takes_padding():
+def test_the_verdict_check_refuses_a_verifier_that_takes_padding():
     with pytest.raises(AssertionError, match="never drafted"):
         testing.check_verdicts(TakesPadding())
 

@@ -38,7 +38,7 @@ def sentencepiece_like():
     return Tokenizer(backend, 1, 2)
 
 
-def test_b87_different_tokenizers_are_told_apart():
+def test_different_tokenizers_are_told_apart():
     a = byte_level()
     check_same_tokenizer(a, byte_level())
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -50,7 +50,7 @@ def test_b87_different_tokenizers_are_told_apart():
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, "{{ bos_token }}" + TEMPLATE])
-def test_b89_one_bos_at_most(template):
+def test_a_prompt_has_one_bos_at_most(template):
     t = byte_level(template=template)
     assert t.encode("hi").count(0) == t.encode("<s>hi").count(0) == 1
     messages = [{"role": "user", "content": "hi"}]
@@ -61,14 +61,14 @@ def test_b89_one_bos_at_most(template):
     assert byte_level(add_bos=False, template=template).encode("hi").count(0) == 0
 
 
-def test_b89_bos_by_the_post_processor():
+def test_the_post_processor_writes_the_bos():
     t = sentencepiece_like()
     assert t.add_bos and t.encode("ab") == [1, t.backend.token_to_id("▁ab")]
 
 
 @pytest.mark.parametrize("tokenizer", [sentencepiece_like(), byte_level()], ids=["sentencepiece", "bytes"])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 6])
-def test_b91_stream_equals_full_decode(tokenizer, block):
+def test_stream_equals_full_decode(tokenizer, block):
     for text in (" ab a  b\nab", "\nab", "  ab", "ab é日本 🙂 ab\n\n a", ""):
         ids = tokenizer.backend.encode(text, add_special_tokens=False).ids + [tokenizer.eos_id]
         stream, pieces = TextStream(tokenizer), []

@@ -58,7 +58,7 @@ def ways(draft: Draft, row: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_b16_shape_of_random_trees(seed):
+def test_a_node_of_a_random_tree_stands_at_its_depth(seed):
     draft, capacity = random_draft(seed), 20
     starts = jnp.array([4, 0, 7])
     shape = tree.of(draft)
@@ -119,7 +119,7 @@ def siblings(q, width: int, with_replacement: bool) -> Draft:
     ([0.05, 0.5, 0.25, 0.15, 0.05], [0.6, 0.05, 0.05, 0.2, 0.1]),
     ([0.65, 0.2, 0.05, 0.05, 0.05], [0.05, 0.18, 0.3, 0.3, 0.17]),  # a second sibling may well be refused too
 ], ids=["skewed", "refused twice"])  # fmt: skip
-def test_b08_the_first_token_has_the_targets_law(table, width, with_replacement):
+def test_the_first_token_has_the_targets_law(table, width, with_replacement):
     p, q = np.array(table)
     draft = jax.jit(siblings, static_argnums=(1, 2))(jnp.asarray(q, jnp.float32), width, with_replacement)
     rows = jnp.broadcast_to(jnp.asarray(p, jnp.float32), (ROWS, width + 1, 5))
@@ -167,7 +167,7 @@ def test_a_tree_of_width_1_is_the_chain_token_for_token(verifier):
 @pytest.mark.parametrize("drafter, kv_dtype", [
     (TREE, None), (TreeModel(TWIN, (4, 2), temperature=0.0), "int8"), (FirstOf(PromptLookup(), TREE), None),
 ], ids=["drawn", "best, int8 cache", "lookup first"])  # fmt: skip
-def test_b16_b36_trees_give_plain_decodings_tokens_and_logprobs(drafter, kv_dtype):
+def test_trees_give_plain_decodings_tokens_and_logprobs(drafter, kv_dtype):
     lm = dataclasses.replace(LM, kv_dtype=kv_dtype)
     plain, out = (run(d, lm, verifier="coupled", logprobs=True) for d in (None, drafter))
     assert out.tokens == plain.tokens
@@ -206,7 +206,7 @@ def test_a_row_fills_buffers_that_hold_not_one_token_more():
         prepare(LM, PROMPTS, Options(drafter=TREE, **SAMPLED, capacity=capacity - 1))
 
 
-def test_b109_an_exact_tie_in_a_tree_goes_to_the_lowest_id():
+def test_an_exact_tie_in_a_tree_goes_to_the_lowest_id():
     """Every logit is there twice: ids 2i and 2i + 1."""
     head = LM.params["lm_head"]
     lm = dataclasses.replace(LM, params={**LM.params, "lm_head": jnp.repeat(head[::2], 2, axis=0)})

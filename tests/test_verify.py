@@ -30,14 +30,14 @@ def test_joint_law_over_rounds(name, greedy):
 @each_lossless
 @pytest.mark.parametrize("greedy", [False, True], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("size", [1, 4])
-def test_b01_a_greedy_draft_is_one_hot(name, greedy, size):
+def test_a_greedy_draft_is_one_hot(name, greedy, size):
     """Dividing by the softmax that the greedy token was not drawn from would give token 0 a share of 0.83."""
     p, q = np.full((2, 2), 0.5), np.tile([0.6, 0.4], (2, 1))
     assert chisquare(sample(VERIFIERS[name], size, p, q, 1, greedy=greedy), p[0]) > 1e-4
 
 
 @each_lossless
-def test_b03_the_residual_is_normalised_and_keeps_its_zeros(name):
+def test_the_residual_is_normalised_and_keeps_its_zeros(name):
     p, q = np.tile([0.7, 0.3, 0, 0], (4, 1)), np.tile([0.1, 0.9, 0, 0], (4, 1))
     counts = sample(VERIFIERS[name], 1, p, q, 2)
     assert counts[2:].sum() == counts[:, 2:].sum() == 0
@@ -45,7 +45,7 @@ def test_b03_the_residual_is_normalised_and_keeps_its_zeros(name):
 
 
 @each_lossless
-def test_b07_the_bonus_follows_the_last_accepted_token(name):
+def test_the_bonus_follows_the_last_accepted_token(name):
     """A target that nearly always moves on: the bonus of the row before would repeat a token."""
     p = np.eye(5)[(np.arange(5) + 1) % 5] * 0.875 + 0.025
     for size in (1, 2):
@@ -55,7 +55,7 @@ def test_b07_the_bonus_follows_the_last_accepted_token(name):
 
 @each_lossless
 @pytest.mark.parametrize("greedy", [False, True], ids=["one_hot_q", "none_q"])
-def test_b09_temperature_0_takes_the_targets_own_token(name, greedy):
+def test_temperature_0_takes_the_targets_own_token(name, greedy):
     """Both are one-hot then; a draft that agrees is accepted, one that doesn't never is."""
     p, q = np.eye(3)[[1, 2, 0]], np.eye(3)[[1, 0, 0]]  # agree after 0 and 2, not after 1
     draft, (count, token) = table_round(VERIFIERS[name], 3, pad(p), pad(q), greedy=greedy)
@@ -63,7 +63,7 @@ def test_b09_temperature_0_takes_the_targets_own_token(name, greedy):
 
 
 @each_lossless
-def test_b11_padding_is_never_accepted(name):
+def test_padding_is_never_accepted(name):
     """Three and five real drafts of five, identical to the target's; past them zeros, NaN, or just as good a draft."""
     table = np.tile([0.4, 0.3, 0.2, 0.1], (4, 1))
     drawn = drafts(VERIFIERS[name], pad(table), 0 * ONES, ONES, KEYS)
@@ -81,7 +81,7 @@ def test_b11_padding_is_never_accepted(name):
 
 
 @each_lossless
-def test_b11_zero_over_zero_is_a_refusal(name):
+def test_zero_over_zero_is_a_refusal(name):
     """A drafted token that neither p nor q can produce, as the first of a chain and as the second."""
     one, other = np.eye(VOCAB)[0], np.array([0, 0.5, 0.5, 0, 0])
     for place in (0, 1):
@@ -92,7 +92,7 @@ def test_b11_zero_over_zero_is_a_refusal(name):
 
 
 @pytest.mark.parametrize("verifier", [Rejection(), Block(), Lenient(0.9)], ids=lambda v: type(v).__name__)
-def test_b12_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
+def test_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
     """p is q but for rounding, and a refusal is forced: the draw is from p, and by no means always token 0."""
     p = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     monkeypatch.setattr(random, "uniform", lambda keys: jnp.full(keys.shape, 2.0))
@@ -106,7 +106,7 @@ def test_b12_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
 
 @each_lossless
 @pytest.mark.parametrize("size", [1, 3, 5])
-def test_b93_a_draft_equal_to_the_target_is_accepted_whole(name, size):
+def test_a_draft_equal_to_the_target_is_accepted_whole(name, size):
     """Comparing with a draw of the target's own, the faulty rule, would accept 0.30 of these."""
     p = pad(np.tile([0.4, 0.3, 0.2, 0.1], (4, 1)))
     _, (count, _) = table_round(VERIFIERS[name], size, p, p)

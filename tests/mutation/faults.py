@@ -29,24 +29,24 @@ from specjax.verify import siblings as multi
 FAULTS = {}  # name -> (function that plants it, ids of default-run tests that must fail)
 
 LAW = "tests/test_conformance.py::test_joint_law[noisy twin-rejection]"
-ROWS = "tests/test_conformance.py::test_b59_b60_row_depends_on_neither_slot_nor_neighbours[noisy twin-rejection]"
-STOPS = "tests/test_conformance.py::test_b35_b36_greedy_is_plain_at_every_stop_and_limit[noisy twin-rejection]"
-SELF = "tests/test_conformance.py::test_b04_b10_self_draft_is_accepted_whole_under_every_setting[rejection]"
+ROWS = "tests/test_conformance.py::test_row_depends_on_neither_slot_nor_neighbours[noisy twin-rejection]"
+STOPS = "tests/test_conformance.py::test_greedy_is_plain_at_every_stop_and_limit[noisy twin-rejection]"
+SELF = "tests/test_conformance.py::test_self_draft_is_accepted_whole_under_every_setting[rejection]"
 LAW_OF = "tests/test_conformance.py::test_joint_law[{}-rejection]".format
 PATH = "tests/test_conformance.py::test_path_independence[noisy twin]"
 WELL_FORMED = "tests/test_conformance.py::test_proposals_are_well_formed[noisy twin]"
 TABLE_LAW = "tests/test_verify.py::test_joint_law_over_rounds[drawn-rejection]"
-B01 = "tests/test_conformance.py::test_b01_a_greedy_draft_is_a_point_mass[0.0]"
-B03 = "tests/test_verify.py::test_b03_the_residual_is_normalised_and_keeps_its_zeros[rejection]"
-B07 = "tests/test_verify.py::test_b07_the_bonus_follows_the_last_accepted_token[rejection]"
-B08 = "tests/test_multi.py::test_b08_siblings_leave_the_targets_law[0-2-not_replaced]"
-B11 = "tests/test_verify.py::test_b11_padding_is_never_accepted[rejection]"
-B13 = "tests/test_drafters.py::test_b13_bfloat16_models_are_sampled_and_judged_in_float32[{}]".format
-B93 = "tests/test_verify.py::test_b93_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
+GREEDY_Q = "tests/test_conformance.py::test_a_greedy_draft_is_a_point_mass[0.0]"
+RESIDUAL = "tests/test_verify.py::test_the_residual_is_normalised_and_keeps_its_zeros[rejection]"
+BONUS = "tests/test_verify.py::test_the_bonus_follows_the_last_accepted_token[rejection]"
+SIBLINGS = "tests/test_multi.py::test_siblings_leave_the_targets_law[0-2-not_replaced]"
+PADDING = "tests/test_verify.py::test_padding_is_never_accepted[rejection]"
+FLOAT32 = "tests/test_drafters.py::test_bfloat16_models_are_sampled_and_judged_in_float32[{}]".format
+EQUAL_DRAFT = "tests/test_verify.py::test_a_draft_equal_to_the_target_is_accepted_whole[3-rejection]"
 TREE_LAW = LAW_OF("tree")
 TREE_TEXT = "tests/test_conformance.py::test_coupled_is_plain_token_for_token_under_sampling[tree]"
 TREE_CACHE = "tests/test_tree.py::test_after_a_tree_the_cache_holds_the_accepted_path[None]"
-TREE_B08 = "tests/test_tree.py::test_b08_the_first_token_has_the_targets_law[{}-3-False]".format
+TREE_SIBLINGS = "tests/test_tree.py::test_the_first_token_has_the_targets_law[{}-3-False]".format
 KERNEL = "tests/test_attention.py::test_the_kernel_is_the_plain_function[{}]".format
 BLOCK = "tests/test_block.py::test_block_draws_anew_in_every_round[Block]"
 BLOCK_LAW = "tests/test_block.py::test_block_commits_with_the_targets_law[3-2]"
@@ -69,22 +69,22 @@ def wrap(owner, name, make):
 # ---- the verdict ----
 
 
-@fault(B03, TABLE_LAW)
+@fault(RESIDUAL, TABLE_LAW)
 def residual_not_subtracted():
     chain.residual = lambda p, q: p
 
 
-@fault(B03, TABLE_LAW)
+@fault(RESIDUAL, TABLE_LAW)
 def residual_softmaxed():
     chain.residual = lambda p, q: jax.nn.softmax(jnp.maximum(p - q, 0.0), axis=-1)
 
 
-@fault(TABLE_LAW, B93)
+@fault(TABLE_LAW, EQUAL_DRAFT)
 def q_ignored():
     chain.draft_token_probs = lambda draft: jnp.ones(draft.tokens.shape)
 
 
-@fault(B07, TABLE_LAW)
+@fault(BONUS, TABLE_LAW)
 def bonus_from_the_row_before():
     def make(judge):
         def faulty(self, p, draft, keys, lengths):
@@ -103,7 +103,7 @@ def refusals_do_not_end_the_prefix():
     chain.leading_run = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
 
 
-@fault(B11)
+@fault(PADDING)
 def padding_judged_like_drafts():
     def make(judge):
         return lambda self, p, draft, *rest: judge(self, p, draft._replace(valid=jnp.ones_like(draft.valid)), *rest)
@@ -111,7 +111,7 @@ def padding_judged_like_drafts():
     wrap(Rejection, "verify", make)
 
 
-@fault(B93, SELF)
+@fault(EQUAL_DRAFT, SELF)
 def drafts_kept_only_if_the_target_draws_them_too():
     Rejection.verify = lambda self, *arguments: Coupled().verify(*arguments)
 
@@ -122,13 +122,13 @@ def block_judged_with_the_full_residual():
     wrap(block, "remainder", lambda f: lambda p, draft, w, count: f(p, draft, jnp.ones_like(w), count))
 
 
-@fault(B08, TREE_B08("skewed"), TREE_LAW)
+@fault(SIBLINGS, TREE_SIBLINGS("skewed"), TREE_LAW)
 def siblings_share_one_softmax():
     for module in (multi, verify):
         module.without_replacement = lambda q, drawn: jnp.repeat(q[:, None], drawn.shape[1], axis=1)
 
 
-@fault(TREE_B08("refused twice"))
+@fault(TREE_SIBLINGS("refused twice"))
 def siblings_judged_by_one_uniform():
     random.siblings = lambda keys, ranks: keys
 
@@ -244,7 +244,7 @@ def limit_not_enforced():
         return result[0]._replace(limit=state.limit), result[1]
 
 
-@fault(B13(0.3), B13(1.0))
+@fault(FLOAT32(0.3), FLOAT32(1.0))
 def target_judged_from_bfloat16_logits():
     """What is drawn follows the rounded law as well, so only the law itself can tell."""
     # Not a cast there and back, which XLA may leave out.
@@ -299,7 +299,7 @@ def q_reported_in_bfloat16():
     wrap(DraftModel, "propose", make)
 
 
-@fault(B01)
+@fault(GREEDY_Q)
 def greedy_draft_scored_with_its_softmax():
     def make(propose):
         def faulty(self, *arguments):
