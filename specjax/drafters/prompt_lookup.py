@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax.drafters.base import OftenSilent, static
 from specjax.models.lm import LM
-from specjax.ngram import suffix_runs
+from specjax.ngram import longest_match
 from specjax.types import DecodeState, Draft
 
 
@@ -38,11 +38,9 @@ class PromptLookup(OftenSilent):
         del target, keys
 
         def row(tokens, length):
-            runs = suffix_runs(tokens, length, self.prompt_lookup_max)
-            index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-            start = jnp.argmax(runs * tokens.shape[0] + index * (index < length))
+            run, start = longest_match(tokens, length, self.prompt_lookup_max)
             offset = jnp.arange(num_speculative_tokens) % jnp.maximum(length - start, 1)
-            found = runs[start] >= self.prompt_lookup_min
+            found = run >= self.prompt_lookup_min
             return tokens[start + offset], jnp.broadcast_to(found, (num_speculative_tokens,))
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)
