@@ -32,8 +32,8 @@ def round(
 def advance(
     target: LM, drafter: Drafter, verifier: Verifier, num_speculative_tokens: int, state: DecodeState
 ) -> tuple[DecodeState, RoundInfo, jax.Array, jax.Array]:
-    """:func:`round`, and the target's probabilities f32[B, K+1, V] at every position of its block, as sampled from and
-    as in ``sampling.unsharpened``.
+    """:func:`round`, and at every position of its block the target's probabilities f32[B, K+1, V] and
+    ``sampling.unsharpened`` logits f32[B, K+1, V].
 
     From the verdict on a tree is the chain of what was accepted.
     """
@@ -54,8 +54,8 @@ def advance(
     state, info = commit(state._replace(cache=out.cache), draft, p, out.logits, verdict, failed)
     outcome = Outcome(info.accepted, info.drafted, p, out.logits, out.hidden, out.taps, judged, answers)
     chained = context._replace(path=sampling.chain_path(draft.tokens))
-    law = sampling.unsharpened(out.logits, state.sampling, chained)
-    return drafter.commit(target, state, outcome), info, p, law
+    unsharpened = sampling.unsharpened(out.logits, state.sampling, chained)
+    return drafter.commit(target, state, outcome), info, p, unsharpened
 
 
 def usable(draft: Draft, shape: tree.Chain | tree.Tree, state: DecodeState) -> Draft:

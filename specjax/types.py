@@ -28,7 +28,7 @@ class Draft(NamedTuple):
     parents: jax.Array | None = None  # i32[B, N] node numbers; None: a chain
     least: jax.Array | None = None  # i32[B] drafted tokens that are run, valid or not, as their answers are wanted
     # How sure the drafter was, whatever temperature and filters made of q (None: q is all there is to know).
-    confidence: jax.Array | None = None  # f32[B, N] the probability of each token in ``sampling.unsharpened``
+    confidence: jax.Array | None = None  # f32[B, N] of each token, by the softmax of ``sampling.unsharpened``
     entropy: jax.Array | None = None  # f32[B, N] the entropy of that law over log V, from 0 to 1; NaN without a law
 
 

@@ -19,7 +19,7 @@ from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
 from specjax.types import DecodeState, Draft, Drafter, Outcome
-from specjax.verify.chain import entropy, token_probs
+from specjax.verify.chain import certainty
 from specjax.verify.coupled import Coupled
 
 
@@ -83,20 +83,20 @@ class Cascade(Chain):
         def body(carry):
             own, told = carry
             before = own.lengths - state.lengths  # drafted so far
-            own, info, p, law = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
-            new = p, token_probs(law, info.tokens), entropy(law)
+            own, info, p, logits = decode.advance(self.lm, self.inner, verifier, self.num_speculative_tokens, own)
+            new = p, *certainty(logits, info.tokens)
             return own, jax.tree.map(lambda all_rows, rows: jax.vmap(_put)(all_rows, rows, before), told, new)
 
         sure = jnp.zeros((batch, size + headroom), jnp.float32)
         told = jnp.zeros((batch, size + headroom, target.config.vocab_size), jnp.float32), sure, sure
         own, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (own, told))
-        q, confidence, uncertainty = jax.tree.map(lambda x: x[:, :size], told)
+        q, confidence, entropy = jax.tree.map(lambda x: x[:, :size], told)
         offset = jnp.arange(size)
         tokens = jnp.take_along_axis(own.tokens, state.lengths[:, None] + offset, axis=1)
         drafted = offset < (own.lengths - state.lengths)[:, None]
         fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
         valid = drafted & fits & jnp.isfinite(q[..., 0])
-        draft = Draft(tokens, valid, q, confidence=confidence, entropy=uncertainty)
+        draft = Draft(tokens, valid, q, confidence=confidence, entropy=entropy)
         cache = kv.with_lengths(own.cache, jnp.where(state.active, own.cache.lengths, held))  # idle rows may lag
         return draft, state._replace(drafter=CascadeState(cache, own.drafter))
 
