@@ -80,6 +80,11 @@ def parse(argv) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         choices.settle(args)
+        if args.drafter == "none" and args.num_speculative_tokens:
+            raise ValueError(
+                f"--num-speculative-tokens {args.num_speculative_tokens} is a length of drafts, and --drafter none "
+                "drafts nothing; leave one out"
+            )
         if args.num_speculative_tokens is None:
             args.num_speculative_tokens = choices.CHOICES[args.drafter].size
     except ValueError as problem:

@@ -14,13 +14,16 @@ def read_prompts(path: str | Path) -> list[tuple[str, str]]:
     """(task, prompt) of each line: JSON with ``turns`` (the first is taken) or ``prompt``, else the line itself.
 
     The task is the line's ``category``; those of MT-Bench are one task, "mt-bench", and "all" stands for none given.
+    The file is UTF-8. Lines end at newlines alone: U+2028 and the like, which end lines elsewhere, are text.
 
     Raises:
       OSError: the file can't be read.
       ValueError: a line has neither, or there is no line.
     """
     found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    text = Path(path).read_bytes().decode("utf-8-sig")  # read as text, a carriage return would end a line
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
         if not line.strip():
             continue
         entry = {"prompt": line}
@@ -29,7 +32,8 @@ def read_prompts(path: str | Path) -> list[tuple[str, str]]:
                 entry = json.loads(line)
             except ValueError as problem:
                 raise ValueError(f"{path}, line {number} is not JSON: {problem}") from problem
-        prompt = entry.get("prompt") or (entry.get("turns") or [None])[0]
+        turns = entry.get("turns")
+        prompt = entry.get("prompt") or (turns[0] if isinstance(turns, list) and turns else None)
         if not isinstance(prompt, str):
             raise ValueError(f'{path}, line {number} has neither a "prompt" nor "turns"')
         task = str(entry.get("category", "all"))

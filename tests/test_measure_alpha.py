@@ -76,6 +76,34 @@ def test_nothing_drafted_is_not_zero():
         acceptance.measure(TARGET, PROMPTS, None)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_of_a_prompt_file_end_at_newlines_alone(tmp_path, end):
+    """JSON allows all but control characters in a string, and text may hold what str.splitlines takes for an end."""
+    texts = [f"one{c}two" for c in "\u2028\u2029\u0085\x0b\x0c\x1c\x1d\x1e\r"]
+    for kind, written in {
+        "raw": [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts],
+        "escaped": [json.dumps({"turns": [text]}) for text in texts],
+        "plain": texts[:-1],
+    }.items():
+        path = tmp_path / kind
+        path.write_bytes(end.join([*written, ""]).encode())
+        assert [prompt for _, prompt in read_prompts(path)] == texts[: len(written)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "one"}\n')
+    assert read_prompts(path) == [("all", "one")]
+
+
+@pytest.mark.parametrize("line", ['{"prompt": 3}', '{"turns": 3}', '{"turns": []}', '{"turns": "one"}'])
+def test_a_line_without_text_is_named(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match='line 1 has neither a "prompt" nor "turns"'):
+        read_prompts(path)
+
+
 def test_read_prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
     lines = [

@@ -1,10 +1,11 @@
 """Suffix matching and prompt lookup against string search."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decode.ngram import suffix_runs
+from specjax.decode import ngram
 from specjax.decode.types import DecodeState
 from specjax.drafters import PromptLookup
 
@@ -36,6 +37,58 @@ def propose(drafter, prompts, size):
     fields = dict.fromkeys(DecodeState._fields) | {"tokens": jnp.asarray(tokens), "lengths": lengths}
     draft, _ = drafter.propose(None, DecodeState(**fields), None, size)
     return [t[v].tolist() for t, v in zip(np.asarray(draft.tokens), np.asarray(draft.valid), strict=True)]
+
+
+def text(kind, rng, length):
+    """Tokens with matches of every length, of which none, one or many are the longest."""
+    if kind == "random":
+        return rng.integers(rng.integers(1, 5), size=length)
+    if kind == "repeated":
+        return np.resize(rng.integers(9, size=rng.integers(1, 9)), length)
+    parts = [rng.integers(4, size=rng.integers(1, 12)) for _ in range(3)]  # phrases come again and again, cut
+    chosen = [part[rng.integers(len(part)) :] for part in (parts[i] for i in rng.integers(3, size=length))]
+    return np.concatenate(chosen)[:length]
+
+
+@pytest.mark.parametrize("kind", ["random", "repeated", "phrases"])
+@pytest.mark.parametrize("longest", [1, 2, 3, 4, 7, 64])
+def test_the_longest_match_is_that_of_all_runs(kind, longest, monkeypatch):
+    monkeypatch.setattr(ngram, "GROUP", 8)  # so that several groups are looked at
+    rng, match = np.random.default_rng(longest), jax.jit(ngram.longest_match, static_argnums=2)
+    for _ in range(60):
+        tokens, end = text(kind, rng, 150).astype(np.int32), int(rng.integers(1, 151))
+        runs = np.array(runs_by_hand(tokens.tolist(), end, longest))[:end]
+        run, at = match(tokens, jnp.int32(end), longest)
+        assert (int(run), int(at)) == (runs.max(), np.flatnonzero(runs == runs.max())[-1])
+
+
+def work(longest, tokens):
+    """What finding a match costs by the compiler, and how many groups are looked at."""
+
+    def cost(function, longest):  # a loop's body counts once
+        lowered = jax.jit(function, static_argnums=2).lower(tokens, jnp.int32(len(tokens)), longest)
+        return lowered.compile().cost_analysis()["flops"]
+
+    looked, runs_at = 0, ngram._runs_at
+
+    def counting(*args):
+        nonlocal looked
+        looked += 1
+        return runs_at(*args)
+
+    with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+        patch.setattr(ngram, "_runs_at", counting)
+        ngram.longest_match(tokens, jnp.int32(len(tokens)), longest)
+    return cost(ngram.longest_match, longest) + (ngram.SHORT - 1) * cost(suffix_runs, ngram.SHORT), looked
+
+
+@pytest.mark.parametrize("kind", ["random", "repeated"])
+def test_a_long_match_costs_no_more_than_a_short_one(kind):
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(text(kind, rng, 40_000) if kind == "repeated" else rng.zipf(1.3, 40_000) % 5000, jnp.int32)
+    short, long = work(3, tokens), work(64, tokens)
+    assert short[1] == 0 and long[1] <= 1
+    assert long[0] <= 1.5 * short[0]
 
 
 def test_longest_then_latest_match_wins():

@@ -72,9 +72,9 @@ def ranked(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax
 
 
 def unsharpened(logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:
-    """The softmax of logits [B, T, V] before temperature and filters, f32[B, T, V]: how sure a model is of a token
-    where the law that is sampled from has only one token left."""
-    return jax.nn.softmax(_through(BEFORE_TEMPERATURE, logits, sampling, context), axis=-1)
+    """Logits [B, T, V] before temperature and filters, f32[B, T, V]: by their softmax a model may be unsure of a token
+    where the law that is sampled from has only that one left."""
+    return _through(BEFORE_TEMPERATURE, logits, sampling, context)
 
 
 def _through(chain: "dict[str, Transform]", logits: jax.Array, sampling: SamplingParams, context: Context) -> jax.Array:

@@ -13,7 +13,7 @@ from jax import lax
 
 from specjax.decode import round as rounds
 from specjax.decode import sampling
-from specjax.decode.arrays import span, token_probs
+from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import put
 from specjax.decode.prefill import catch_up, check_chunk
@@ -94,9 +94,9 @@ class Cascade(FixedWidth):
             scored = rounds.score(decoder, drafting, draft)
             judged = rounds.judge(decoder, drafting, scored)
             path = sampling.chain_path(judged.draft.tokens)
-            law = sampling.unsharpened(judged.out.logits, drafting.request.sampling, drafting.context(path))
+            logits = sampling.unsharpened(judged.out.logits, drafting.request.sampling, drafting.context(path))
             drafting, info = rounds.commit(decoder, drafting, scored, judged)
-            new = judged.p, token_probs(law, info.tokens), chain.entropy(law)
+            new = judged.p, *chain.certainty(logits, info.tokens)
             return drafting, jax.tree.map(lambda buffer, block: put(buffer, block, before), told, new)
 
         sure = jnp.zeros((batch, room), jnp.float32)

@@ -200,11 +200,6 @@ def settle(args: argparse.Namespace) -> None:
                 if "default" not in spec:
                     raise ValueError(f"--{option} {chosen} needs {flag(name)}")
                 setattr(args, name, spec["default"])
-    size = getattr(args, "num_speculative_tokens", None)
-    if args.drafter == "none" and size:
-        raise ValueError(
-            f"--num-speculative-tokens {size} is a length of drafts, and --drafter none drafts nothing; leave one out"
-        )
     if args.adaptive and args.drafter in ("none", "jacobi", "lookahead", "tree-model"):
         raise ValueError(f"--adaptive chooses how much to draft, and --drafter {args.drafter} leaves nothing to choose")
 

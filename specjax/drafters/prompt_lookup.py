@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.decode.ngram import suffix_runs
+from specjax.decode.ngram import longest_match
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent, static
 from specjax.models.cache import KVCache
@@ -40,11 +40,9 @@ class PromptLookup(OftenSilent):
         del target, keys
 
         def row(tokens, length):
-            runs = suffix_runs(tokens, length, self.prompt_lookup_max)
-            index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-            start = jnp.argmax(runs * tokens.shape[0] + jnp.where(index < length, index, 0)).astype(jnp.int32)
+            run, start = longest_match(tokens, length, self.prompt_lookup_max)
             offset = jnp.arange(num_speculative_tokens, dtype=jnp.int32) % jnp.maximum(length - start, 1)
-            found = runs[start] >= self.prompt_lookup_min
+            found = run >= self.prompt_lookup_min
             return tokens[start + offset], jnp.broadcast_to(found, (num_speculative_tokens,))
 
         tokens, valid = jax.vmap(row)(state.tokens, state.lengths)

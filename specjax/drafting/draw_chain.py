@@ -52,11 +52,11 @@ def draw_chain(
         context = state.context(drafted[:, None])
         logits = fit(logits, vocab)[:, None]
         scores = sampling.ranked(logits, params, context)  # [B, 1, V]
-        law = sampling.unsharpened(logits, params, context)[:, 0]  # computed only if some policy looks at it
         at = random.at(keys, position[:, None] + 1)
         token = jnp.argmax(noisy(scores, params, at), axis=-1).astype(jnp.int32)[:, 0]
         drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
-        sure = jnp.take_along_axis(law, token[:, None], axis=1)[:, 0], chain.entropy(law)
+        # Computed only if some policy looks at it.
+        sure = chain.certainty(sampling.unsharpened(logits, params, context)[:, 0], token)
         return (carry, last, token, drafted), (token, scores[:, 0], sure)
 
     rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)

@@ -53,7 +53,7 @@ def options_of(given: dict[str, Any]) -> Options:
     known = [field.name for field in dataclasses.fields(Options)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+            near = difflib.get_close_matches(name, known, 1)
             meant = f"; the nearest is {near[0]!r}" if near else ""
             raise ValueError(f"{name!r} is no option{meant}; the options are the fields of specjax.Options")
     return Options(**given)

@@ -30,6 +30,19 @@ def entropy(law: jax.Array) -> jax.Array:
     return jnp.sum(jax.scipy.special.entr(law), axis=-1) / jnp.log(jnp.float32(law.shape[-1]))
 
 
+def certainty(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The probability of tokens i32[...] in the softmax of logits f32[..., V], and that law's :func:`entropy`.
+
+    Both f32[...]. The law itself is not made: this needs no logarithm for each of V tokens.
+    """
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    mass = jnp.exp(shifted)
+    total = jnp.sum(mass, axis=-1)
+    mean = jnp.sum(jnp.where(mass > 0, mass * shifted, 0.0), axis=-1) / total
+    own = jnp.take_along_axis(shifted, tokens[..., None], axis=-1)[..., 0]
+    return jnp.exp(own) / total, (jnp.log(total) - mean) / jnp.log(jnp.float32(logits.shape[-1]))
+
+
 def told_confidence(draft: Draft) -> jax.Array:
     """``Draft.confidence``, f32[B, N]; q of each token if the drafter doesn't say."""
     return draft_token_probs(draft) if draft.confidence is None else draft.confidence
