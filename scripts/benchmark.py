@@ -128,8 +128,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

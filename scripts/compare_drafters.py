@@ -3,6 +3,7 @@
     python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
 """
 
+import argparse
 import dataclasses
 import functools
 import itertools
@@ -118,8 +119,7 @@ def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     }
 
 
-def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines: 'prompt' or 'turns', 'category'")
@@ -137,7 +137,7 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     parser.at_least_one(args, "sizes")
     parser.in_a_folder(args, "json")
-    return refusing(lambda: run(args))
+    return args
 
 
 def run(args) -> None:
@@ -214,6 +214,11 @@ def total(by_task: dict[str, dict]) -> dict:
 def cell(found: dict, plain: dict) -> str:
     rate = "   -" if found["acceptance_rate"] is None else f"{found['acceptance_rate']:.2f}"
     return f"{rate}  {found['tokens_per_step']:.2f}  {found['tokens_per_second'] / plain['tokens_per_second']:.2f}"
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -15,27 +15,25 @@ import jax
 from convert import checkpoint
 from convert.source import open_source
 from specjax import parallel
-from specjax.commandline import refusing
+from specjax.commandline import Parser, refusing
 from specjax.load import locate
 from specjax.models import llama
 from specjax.models.quantized import KINDS
 
 
-def main() -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
-    parser = argparse.ArgumentParser(description="Converts a Llama-family model to a folder that specjax.load reads.")
+def parse(argv) -> argparse.Namespace:
+    parser = Parser(description="Converts a Llama-family model to a folder that specjax.load reads.")
     parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
     parser.add_argument("destination", type=Path, help="a new folder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the checkpoint's own")
     parser.add_argument("--quantize", choices=list(KINDS), help="keep matrices in eight bits, a scale a channel")
-    args = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
-    return refusing(lambda: convert(args.source, args.destination, args.dtype, args.quantize))
+    return parser.parse_args(argv)
 
 
 def convert(source: str, destination: Path, dtype: str | None, quantize: str | None) -> None:
     """Reads ``source`` and writes the folder ``destination``, which must be new or empty."""
     started = time.monotonic()
+    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FileExistsError(f"{destination} exists already; choose another place or remove it")
     path = locate(source)
@@ -59,6 +57,11 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
 def _progress(done: int, count: int) -> None:
     if done == count or done % (count // 5 or 1) == 0:
         print(f"  {done}/{count} tensors", flush=True)
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: convert(**vars(parse(argv))))
 
 
 if __name__ == "__main__":

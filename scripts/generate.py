@@ -230,8 +230,7 @@ def result_seconds(result: specjax.Result) -> str:
 
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax.commandline import refusing
+from specjax.commandline import Parser, refusing
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.prompts import read_prompts
 from specjax.testing.muted import Muted
@@ -93,8 +93,8 @@ def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) ->
     return outputs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parse(argv) -> argparse.Namespace:
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--prompt-file", type=Path, help="JSON lines with 'turns' or 'prompt', or one prompt a line")
@@ -104,8 +104,7 @@ def main() -> int:
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
     parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
-    args = parser.parse_args()
-    return refusing(lambda: run(args))
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,6 +160,11 @@ def run(args: argparse.Namespace) -> int:
         report("B  plain decoding, against transformers", compare(lm, prompts, plain.tokens, theirs, size), exact)
     print("every promised claim held" if held else "a promised claim did not hold")
     return 0 if held else 1
+
+
+def main(argv=None) -> int:
+    """Exit code 0, 1 if a promised claim does not hold, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,12 @@ from specjax.benchmark import plots, sweep
 from specjax.commandline import Parser, refusing
 
 
-def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("figures", metavar="FILE", type=Path, help="written by benchmark.py --json FILE")
     parser.add_argument("--png", metavar="FOLDER", type=Path, help="where the pictures go; needs the extra plots")
     parser.add_argument("--alphas", type=float, nargs="+", default=plots.ALPHAS, help="acceptance rates of the sweep")
-    args = parser.parse_args(argv)
-    return refusing(lambda: run(args))
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -34,6 +32,11 @@ def run(args: argparse.Namespace) -> None:
     if args.png:
         for path in report.pngs(plots.charts(figures, args.alphas), args.png):
             print(path)
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """What the scripts share in how they meet a user."""
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+CLOSED_PIPE = 141  # a shell's code for a program that SIGPIPE (13) ended
 
 
 def flag(name: str) -> str:
@@ -34,9 +39,32 @@ class Parser(argparse.ArgumentParser):
 
 
 def refusing(action: Callable[[], int | None]) -> int:
-    """The exit code of a script: ``action``'s (None is 0), or 2 and one sentence on stderr for what can't be done."""
+    """Runs ``action``, all that a script does, its arguments' parsing included.
+
+    Characters that the output's encoding lacks are printed as backslash escapes.
+
+    Returns:
+      The script's exit code: ``action``'s (None is 0); 2, after one sentence on stderr, for a request that can't be
+      met; 141 if the reader of the output left.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _refusing(action)
+        finally:
+            sys.stdout.flush()  # here, since Python itself would report a closed pipe at exit
+    except BrokenPipeError:
+        _discard_output()
+        return CLOSED_PIPE
+
+
+def _refusing(action: Callable[[], int | None]) -> int:
     try:
         return action() or 0
+    except BrokenPipeError:
+        raise
     except ModuleNotFoundError as problem:
         if problem.name != "matplotlib":
             raise
@@ -45,3 +73,12 @@ def refusing(action: Callable[[], int | None]) -> int:
     except (ValueError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+
+
+def _discard_output() -> None:
+    """Python flushes its buffers once more at exit; they must not meet the closed pipe again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a stream in memory has no file
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,45 @@
+"""How every script meets its user: output in any encoding, closed pipes, progress."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+# The file alone: importing the package would take seconds a process.
+RUN = f"""import runpy, sys
+refusing = runpy.run_path({str(Path(__file__).parents[1] / "specjax" / "commandline.py")!r})["refusing"]
+sys.exit(refusing(lambda: ACTION))"""
+
+
+def script(action, encoding="utf-8", **how):
+    """A process that does what a script does with its action."""
+    command = [sys.executable, "-X", f"utf8={int(encoding == 'utf-8')}", "-c", RUN.replace("ACTION", action)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONIOENCODING": encoding}, **how)
+
+
+def test_text_is_never_lost_to_the_encoding_of_the_output():
+    text = "caf\\u00e9 \\u2192 \\U0001f600 \\ud800"
+    for encoding in ("ascii", "cp1252", "utf-8"):
+        done = script(f"print('{text}') or print('{text}', file=sys.stderr)", encoding, **PIPES)
+        out, err = done.communicate(timeout=60)
+        assert done.returncode == 0, err
+        assert out == err
+        for character in "café→😀\ud800":
+            written = character.encode(encoding, "backslashreplace")
+            assert written in out, (encoding, character)
+
+
+def test_an_error_is_told_in_any_encoding():
+    done = script("open('no\\u2192where')", "ascii", **PIPES)
+    assert b"no\\u2192where" in done.communicate(timeout=60)[1] and done.returncode == 2
+
+
+def test_a_closed_pipe_ends_quietly():
+    """At once, while text is printed; and at the end, where the last of the text leaves the buffer."""
+    for action in ("[print(i, flush=True) for i in range(100_000)] and None", "print('a')"):
+        done = script(f"sys.stdin.read() and None or {action}", stdin=subprocess.PIPE, **PIPES)
+        done.stdout.close()
+        done.stdin.close()
+        assert done.stderr.read() == b""
+        assert done.wait(timeout=60) == 141  # as of a program that SIGPIPE ends
