@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 
 import jax
 
-import specjax
 from specjax import parallel
 from specjax.benchmark import early_exit, latency, measure, parts, peers, rounds, sweep
 from specjax.benchmark.case import SHAPES, Case
 from specjax.benchmark.table import Table
 from specjax.commandline import Parser, flag, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.models.quantized import KINDS
 
 MODES = {
@@ -71,7 +71,7 @@ def parse(argv) -> argparse.Namespace:
         help="for sweep: more acceptance rates at which tokens a round are measured")  # fmt: skip
     add("--peers", nargs="+", choices=peers.NAMES, default=(), help="others on the same weights, B = 1, greedy")
     add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout, at commit 091515a")
-    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
+    parser.add_compilation_cache()
     add("--json", metavar="FILE", help="also write the figures there, row by row")
     args = parser.parse_args(argv)
     for name, mode in OF_MODES.items():
@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> None:
     others = peers.load(args.peers, args.gpt_fast)  # refuses before any device work
     if others:
         peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
-    if args.compilation_cache:
-        specjax.compilation_cache(args.compilation_cache)
+    compilation_cache_of_script(args.compilation_cache)
     if args.devices > 1:
         parallel.mesh(args.devices)  # refuses too few
     device = jax.devices()[0]

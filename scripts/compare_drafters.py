@@ -20,6 +20,7 @@ import specjax
 from specjax import acceptance
 from specjax import drafters as d
 from specjax.commandline import Parser, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.datastore import Datastore
 from specjax.drafters.files import load as load_drafter
 from specjax.drafters.files import read_about, shipped
@@ -134,6 +135,7 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     parser.at_least_one(args, "sizes")
     parser.in_a_folder(args, "json")
@@ -141,6 +143,7 @@ def parse(argv) -> argparse.Namespace:
 
 
 def run(args) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     if args.trained is None:
         args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import specjax
 from specjax import memory, parallel, record, timing, trace
 from specjax.commandline import Parser, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
 from specjax.metrics import Totals
 from specjax.models.quantized import KINDS, kind_of
@@ -51,7 +52,7 @@ def parse(argv) -> argparse.Namespace:
     add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
     add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
-    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
+    parser.add_compilation_cache()
     add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
     add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
     add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
@@ -141,8 +142,7 @@ def summary(result: specjax.Result) -> str:
 
 def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args)
-    if args.compilation_cache:
-        specjax.compilation_cache(args.compilation_cache)
+    compilation_cache_of_script(args.compilation_cache)
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
     lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
     options = options_of(lm, args)

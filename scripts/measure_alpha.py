@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import specjax
 from specjax import acceptance
 from specjax.commandline import Parser, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
 from specjax.prompts import encoded_prompts
 
@@ -32,6 +33,7 @@ def parse(argv) -> argparse.Namespace:
     add("--batch", type=int, default=4, help="prompts at a time (%(default)s)")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     try:
         choices.settle(args)
@@ -90,6 +92,7 @@ def line(cells) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     prompts = chosen(lm, args)
     drafter = choices.build(lm, args)

@@ -17,6 +17,7 @@ import numpy as np
 
 import specjax
 from specjax.commandline import Parser, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.prompts import read_prompts
 from specjax.testing.muted import Muted
@@ -104,10 +105,12 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
     parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
+    parser.add_compilation_cache()
     return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> int:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     texts = texts_of(args.prompt_file, args.prompts, args.every)
     chat = lm.tokenizer.chat_template is not None

@@ -21,6 +21,7 @@ import numpy as np
 import specjax
 from specjax import theory
 from specjax.commandline import Parser, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import LayerSkip
 from specjax.prompts import read_prompts
 
@@ -109,10 +110,12 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=6, help="candidates a greedy step tries")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--json", type=Path, help="file of the search's state; an existing one is resumed")
+    parser.add_compilation_cache()
     return parser.parse_args(argv)
 
 
 def run(args) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     prompts = [text for _, text in read_prompts(args.prompts)][: args.count]
     search = Search(lm, *texts(lm, prompts, args.max_new_tokens), args.json)

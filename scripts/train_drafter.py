@@ -20,6 +20,7 @@ import numpy as np
 import specjax
 from convert import checkpoint
 from specjax.commandline import Parser, flag, refusing
+from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import DraftModel, Eagle, Medusa, PaSS, files
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
@@ -84,6 +85,7 @@ def parse(argv=None) -> argparse.Namespace:
     add("--seconds", type=float, default=float("inf"), help="of training at most")
     add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
     add("--json", type=Path, help="the curve and the settings")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     for name, (kinds, default, shape) in OF_KINDS.items():
         if getattr(args, name) is None:
@@ -174,6 +176,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 
 
 def run(args: argparse.Namespace) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     target = specjax.load(args.model, dtype=args.dtype)
     # What needs no texts is refused before they are sampled.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")

@@ -22,6 +22,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"error: {message} (see --help)\n")
 
+    def add_compilation_cache(self) -> None:
+        self.add_argument(
+            "--compilation-cache", metavar="FOLDER",
+            help="keep compiled programs there, and take those that are there; none: keep nothing (by default they are "
+            "in the user's cache folder)",
+        )  # fmt: skip
+
     def at_least_one(self, args: argparse.Namespace, *names: str) -> None:
         """Refuses what is smaller, or holds something smaller; None is nothing."""
         for name in names:

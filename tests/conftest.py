@@ -14,6 +14,10 @@ _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
 _old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
 
+# Scripts keep compiled programs in the user's cache folder; those that they run here are no use to the user.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+
 _MAPS = Path("/proc/self/maps")
 
 

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from test_scripts import script as script_of
+
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 # The file alone: importing the package would take seconds a process.
 RUN = f"""import runpy, sys
@@ -43,3 +46,17 @@ def test_a_closed_pipe_ends_quietly():
         done.stdin.close()
         assert done.stderr.read() == b""
         assert done.wait(timeout=60) == 141  # as of a program that SIGPIPE ends
+
+
+@pytest.mark.parametrize("name, args", [
+    ("benchmark", []), ("generate", []), ("parity", []), ("train_drafter", ["--kind", "pass"]),
+    *((name, ["--prompts", "x"]) for name in ("compare_drafters", "measure_alpha", "search_layers")),
+])  # fmt: skip
+def test_every_script_that_compiles_keeps_its_programs(capsys, monkeypatch, name, args):
+    def asked(where):
+        raise ValueError(f"asked for {where}")
+
+    module = script_of(name)
+    monkeypatch.setattr(module, "compilation_cache_of_script", asked)
+    assert module.main(args) == 2 and module.main([*args, "--compilation-cache", "none"]) == 2
+    assert capsys.readouterr().err.splitlines() == ["error: asked for None", "error: asked for none"]
