@@ -181,13 +181,15 @@ def stream(lm: LM, prompts: str | Sequence, **options) -> "Stream":
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
-    """Compiles what ``generate`` (or ``stream``) with these arguments will run, and runs one block of it.
+    """Compiles what ``generate`` (or ``stream``) with these arguments will run, and runs one block of it, on the first
+    two tokens of each prompt.
 
     The first execution of a compiled program is slow too: kernels and weights are touched for the first time.
     """
     job = prepare(lm, prompts, Options(**options))
-    block = job.request.prompt_lengths + job.num_speculative_tokens + 2
-    request = job.request._replace(limit=jnp.minimum(job.request.limit, block))
+    lengths = jnp.minimum(job.request.prompt_lengths, 2)  # the programs don't depend on them, and reading takes time
+    limit = jnp.minimum(job.request.limit, lengths + job.num_speculative_tokens + 2)
+    request = job.request._replace(prompt_lengths=lengths, limit=limit)
     state = job.start(request)
     by_round = streaming or bool(stop_strings(job.options))
     state = job.round(state)[0] if by_round else job.run(state)
