@@ -11,19 +11,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import memory, parallel, record, timing, trace
+from specjax import display, memory, parallel, record, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
-from specjax.metrics import Totals
+from specjax.generation import prepare
 from specjax.models.quantized import KINDS, kind_of
 from specjax.verify import VERIFIERS
 
-DEFAULT_PROMPT = (
-    "Correct the spelling and give back the whole text: Our solar sistem has eight planets. Mercury is the smallest "
-    "planet and Jupiter is the largest planet. Mercury is the planet closest to the Sun and Neptune is the planet "
-    "farthest from the Sun."
-)
+DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 
 
 def parse(argv) -> argparse.Namespace:
@@ -119,56 +115,23 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def speed(result: specjax.Result) -> float:
-    """New tokens a second of decoding, without prefill and compilation."""
-    return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
-
-
-def summary(result: specjax.Result) -> str:
-    """The few lines under the text."""
-
-    def written(rate):
-        return "none drafted" if rate is None else f"{rate:.2f}"
-
-    sums = Totals.of(result.metrics)
-    return (
-        f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
-        f"finished by {', '.join(map(str, result.finish_reasons))}\n"
-        f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
-        f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
-        f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
-    )
-
-
 def run(args: argparse.Namespace) -> None:
+    demonstrates = not (args.prompt or args.prompt_file)
     prompts = read_prompts(args)
     compilation_cache_of_script(args.compilation_cache)
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
     lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
     options = options_of(lm, args)
+    size = prepare(lm, prompts, specjax.Options(**options)).num_speculative_tokens
     quiet = args.json == "-"
-    streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)
-    streamed = streamed and not args.compare
-    specjax.warmup(lm, prompts, streaming=streamed, **options)
-    rounds = None
-    if streamed:
-        events = specjax.stream(lm, prompts, **options)
-        show(events, args, quiet, several=len(prompts) > 1)
-        result, rounds = events.result(), events.trace
-    else:
-        result = specjax.generate(lm, prompts, **options)
-    several = len(prompts) > 1
-    if not quiet and (not streamed or args.trace or several):
-        for prompt, text in zip(prompts, result.texts or [], strict=True):
-            print(f"--- {prompt}\n{text}" if several else text)
-    times = {**result.seconds, "tokens_per_second": speed(result), "streamed": streamed or bool(args.stop)}
+    if not quiet:  # to stderr: what reads the text gets the text
+        print(display.heading(lm, args.model, choices.settings(args), size, prompts), file=sys.stderr, flush=True)
+    result, rounds = decode(lm, prompts, options, args, quiet)
+    times = {**result.seconds, "tokens_per_second": display.speed(result), "streamed": rounds is not None}
+    times["streamed"] |= bool(args.stop)
+    plain = None
     if args.compare:
-        plain_options = {**options, "drafter": None}
-        specjax.warmup(lm, prompts, **plain_options)
-        plain = specjax.generate(lm, prompts, **plain_options)
-        times["plain"] = {**plain.seconds, "tokens_per_second": speed(plain)}
-        times["ratio"] = speed(result) / speed(plain) if speed(plain) else None
-        times["identical"] = result.tokens == plain.tokens
+        plain = compare(lm, prompts, options, result, times)
     if args.profile:
         times["calls"] = timing.calls(lm, prompts, **options)
     if args.json:
@@ -178,29 +141,65 @@ def run(args: argparse.Namespace) -> None:
             print(text)
             return
         Path(args.json).write_text(text + "\n", encoding="utf-8")
-    print("\n" + summary(result))
-    if args.compare:
-        same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
-        print(
-            f"plain decoding: {result_seconds(plain)}; speculative: {result_seconds(result)}; "
-            f"{times['ratio']:.2f} times the tokens/s; {same}"
-        )
+    if display.in_colour() and not args.trace:
+        print("\n" + display.legend())
+    print("\n" + display.summary(result), flush=True)
+    if plain is not None:
+        print(display.against_plain(result, plain, times))
+    elif demonstrates and size:
+        step = times["calls"]["plain_step"] if args.profile else timing.plain_step(lm, prompts, **options)
+        print(display.against_plain_steps(result, step))
     if args.profile:
-        print(profile_line(times["calls"]))
+        print(display.calls_line(times["calls"]))
     if args.memory:
         sizes = memory.report(lm, prompts, **options)
         print("; ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in sizes.items()))
 
 
+def decode(
+    lm: specjax.LM, prompts: list[str], options: dict, args: argparse.Namespace, quiet: bool
+) -> tuple[specjax.Result, list[list[dict]] | None]:
+    """Decodes after a warm-up, and prints the text; the result, and the rounds if it was streamed."""
+    several = len(prompts) > 1
+    streamed = args.trace or (args.stream if args.stream is not None else not several and not quiet)
+    streamed = streamed and not args.compare
+    specjax.warmup(lm, prompts, streaming=streamed, **options)
+    rounds = None
+    if streamed:
+        events = specjax.stream(lm, prompts, **options)
+        show(events, args, quiet, several)
+        result, rounds = events.result(), events.trace
+    else:
+        result = specjax.generate(lm, prompts, **options)
+    if not quiet and (not streamed or args.trace or several):
+        for i, text in enumerate(result.texts or []):
+            if display.in_colour():
+                text = display.painted(record.pieces_of(lm.tokenizer, result.tokens[i]), result.metrics[i].origins())
+            print(f"--- {prompts[i]}\n{text}" if several else text)
+    return result, rounds
+
+
+def compare(lm: specjax.LM, prompts: list[str], options: dict, result: specjax.Result, times: dict) -> specjax.Result:
+    """Decodes plainly too; adds what specjax.record.TIMING says of that."""
+    options = {**options, "drafter": None}
+    specjax.warmup(lm, prompts, **options)
+    plain = specjax.generate(lm, prompts, **options)
+    speed = display.speed(plain)
+    times["plain"] = {**plain.seconds, "tokens_per_second": speed}
+    times["ratio"] = display.speed(result) / speed if speed else None
+    times["identical"] = result.tokens == plain.tokens
+    return plain
+
+
 def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:
     """Runs the stream, and prints its text or rounds as they come."""
-    shown = [0] * len(events.trace)
+    shown, colour = [0] * len(events.trace), display.in_colour()
 
     def print_rounds(unread: int) -> None:
         for row, entries in enumerate(events.trace):
             for entry in entries[shown[row] : len(entries) - unread]:
                 label = f"[{row}] " if several else ""
-                print(label + trace.line(entry, colour=sys.stdout.isatty()), flush=True)
+                print(label + trace.line(entry, colour), flush=True)
                 shown[row] += 1
 
     for event in events:
@@ -209,23 +208,11 @@ def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: boo
         if args.trace:
             print_rounds(unread=1)  # the last one may not be read to its end
         elif not several:
-            print(event.text, end="", flush=True)
+            print(display.paint(event.text, event.origin) if colour else event.text, end="", flush=True)
     if args.trace and not quiet:
         print_rounds(unread=0)
     elif not args.trace:
         print()
-
-
-def profile_line(calls: dict) -> str:
-    widths = ", ".join(f"{seconds * 1e3:.1f} ms for {width}" for width, seconds in calls["verify"].items())
-    return (
-        f"a plain step {calls['plain_step'] * 1e3:.1f} ms; drafting {calls['draft'] * 1e3:.1f} ms; "
-        f"verification by tokens {widths}"
-    )
-
-
-def result_seconds(result: specjax.Result) -> str:
-    return f"{result.seconds['decode']:.2f} s ({speed(result):.1f} tokens/s)"
 
 
 def main(argv=None) -> int:

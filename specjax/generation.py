@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax import decode, requests, trace
 from specjax.drafters import NoDraft, PromptLookup
-from specjax.metrics import Metrics
+from specjax.metrics import Metrics, own_origin
 from specjax.models.lm import LM
 from specjax.requests import Options
 from specjax.text import TextStream
@@ -44,6 +44,7 @@ class Event:
     text: str  # what this token adds; "" while a character is incomplete
     from_draft: bool  # drafted and accepted, or the target's own
     finish_reason: str | None  # set on a row's last token
+    origin: str  # "accepted", "correction", "bonus" or "plain": as of Metrics.origins
 
 
 class NoDistributionError(ValueError):
@@ -276,7 +277,8 @@ class Stream:
             return
         row.drafted.append(int(info.drafted[index]))
         row.accepted.append(int(info.accepted[index]))
-        committed = int(info.committed[index])
+        committed, accepted = int(info.committed[index]), int(info.accepted[index])
+        origins = ["accepted"] * accepted + [own_origin(accepted, int(info.drafted[index]))]
         for i in range(committed):
             row.tokens.append(int(info.tokens[index, i]))
             if self._job.options.logprobs:
@@ -288,7 +290,7 @@ class Stream:
                 row.finish_reason = row.reason_of_end(self._job, index)
             if row.text and row.finish_reason:
                 piece += row.text.flush()
-            yield Event(index, row.tokens[-1], piece, i < int(info.accepted[index]), row.finish_reason)
+            yield Event(index, row.tokens[-1], piece, i < accepted, row.finish_reason, origins[i])
             if row.finish_reason:
                 return
 

@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 
+def own_origin(accepted: int, drafted: int) -> str:
+    """The origin of the target's own token in a step that accepted so many of the drafted tokens."""
+    return "plain" if not drafted else "bonus" if accepted == drafted else "correction"
+
+
 @dataclasses.dataclass(frozen=True)
 class Metrics:
     """Of one request."""
@@ -96,8 +101,7 @@ class Metrics:
         token), "bonus" (after a draft accepted whole) or "plain" token (of a step without a draft)."""
         found = []
         for accepted, drafted in self._pairs():
-            own = "plain" if not drafted else "bonus" if accepted == drafted else "correction"
-            found += ["accepted"] * accepted + [own]
+            found += ["accepted"] * accepted + [own_origin(accepted, drafted)]
         return found[: self.completion_tokens]
 
     def check(self) -> None:

@@ -127,7 +127,7 @@ def run(
             "prompt_token_ids": result.prompt_tokens[i],
             "text": text,
             "tokens": tokens,
-            "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),
+            "pieces": None if tokenizer is None else pieces_of(tokenizer, tokens),
             "origins": result.metrics[i].origins(),
             "finish_reason": result.finish_reasons[i],
             "metrics": result.metrics[i].to_dict(),
@@ -146,7 +146,7 @@ def run(
     return record
 
 
-def _pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokens]
     if pieces:

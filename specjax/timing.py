@@ -76,6 +76,17 @@ def calls(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 7, **o
     return {"plain_step": plain_step, "draft": draft_seconds, "verify": verify}
 
 
+def plain_step(lm: LM, prompts: str | Sequence, count: int = 4, repeats: int = 2, **options) -> float:
+    """Median seconds of a plain step after the prompts: the first of :func:`calls`, alone.
+
+    Raises:
+      ValueError: as ``generate``.
+    """
+    job = prepare(lm, prompts, Options(**options))
+    program = partial(_rounds, lm, NoDraft(), verifier=job.verifier, size=0, count=count)
+    return _seconds(program, _endless(job)._replace(drafter=()), count, repeats)[0]
+
+
 def _endless(job: Job) -> DecodeState:
     """The state after the prompts, with room for one whole block a row and nothing that stops it."""
     state = job.start(job.request)

@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
+from specjax.metrics import own_origin
 from specjax.types import RoundInfo
 
 GREEN, RED, BLUE, RESET = "\033[32m", "\033[9;31m", "\033[34m", "\033[0m"
@@ -18,7 +19,7 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
             continue
         drafted, accepted = int(info.drafted[row]), int(info.accepted[row])
         own = int(info.tokens[row, accepted]) if committed > accepted else None
-        kind = "plain" if not drafted else "bonus" if accepted == drafted else "correction"
+        kind = own_origin(accepted, drafted)
         judged = info.entropy[row, : min(accepted + 1, drafted)]
         entries.append(
             {
