@@ -26,6 +26,7 @@ from specjax.drafters.files import load as load_drafter
 from specjax.drafters.files import read_about, shipped
 from specjax.drafters.grow import tree_of
 from specjax.metrics import Totals
+from specjax.progress import bar
 from specjax.prompts import encoded_prompts
 from specjax.topology import sequoia
 
@@ -104,10 +105,10 @@ TREES = (
 )
 
 
-def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
+def measure(label: str, lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     """One prompt at a time, after one that compiles."""
     specjax.warmup(lm, prompts[:1], **options)
-    runs = [specjax.generate(lm, [prompt], **options) for prompt in prompts]
+    runs = [specjax.generate(lm, [prompt], **options) for prompt in bar(prompts, desc=label, unit="prompt")]
     sums = Totals.of([run.metrics[0] for run in runs])
     seconds = sum(run.seconds["decode"] for run in runs)
     return {
@@ -167,8 +168,8 @@ def run(args) -> None:
         outputs = specjax.generate(lm, spare, **common)
         return [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
 
-    def over_tasks(**options) -> dict[str, dict]:
-        return {task: measure(lm, prompts, **options, **common) for task, prompts in by_task.items()}
+    def over_tasks(name: str, **options) -> dict[str, dict]:
+        return {t: measure(f"{name}: {t}", lm, prompts, **options, **common) for t, prompts in by_task.items()}
 
     known: list[list[int]] = []
     offered = candidates(lm, corpus, spare, known, args.trained, exits)
@@ -177,7 +178,7 @@ def run(args) -> None:
         raise ValueError(f"--only {' '.join(args.only)} begins none of these names: {', '.join(offered)}")
     if not spare:
         print(f"--per-task {args.per_task} leaves no prompts to count tables from, so none is compared")
-    plain = {t: over_tasks(drafter=None, temperature=t) for t in args.temperature}
+    plain = {t: over_tasks("plain", drafter=None, temperature=t) for t in args.temperature}
     for task, prompts in by_task.items():
         known += [p + new for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)]
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
@@ -187,7 +188,7 @@ def run(args) -> None:
         drafter = make()
         for asked, t in itertools.product(args.sizes, args.temperature):
             size = asked or best
-            found = over_tasks(drafter=drafter, num_speculative_tokens=size, temperature=t)
+            found = over_tasks(name, drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
             cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]
             same = all(found[task]["tokens"] == plain[t][task]["tokens"] for task in by_task)

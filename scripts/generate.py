@@ -4,6 +4,7 @@ python scripts/generate.py --prompt "Why is the sky blue?" --chat
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import specjax
-from specjax import display, memory, parallel, record, timing, trace
+from specjax import display, memory, parallel, progress, record, timing, trace
 from specjax.commandline import Parser, refusing
 from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
@@ -133,7 +134,8 @@ def run(args: argparse.Namespace) -> None:
     if args.compare:
         plain = compare(lm, prompts, options, result, times)
     if args.profile:
-        times["calls"] = timing.calls(lm, prompts, **options)
+        with progress.waiting("timing the parts of a round"):
+            times["calls"] = timing.calls(lm, prompts, **options)
     if args.json:
         found = record.run(result, prompts, settings_of(lm, args, result), times, lm.tokenizer, rounds)
         text = json.dumps(found, allow_nan=False)
@@ -147,7 +149,8 @@ def run(args: argparse.Namespace) -> None:
     if plain is not None:
         print(display.against_plain(result, plain, times))
     elif demonstrates and size:
-        step = times["calls"]["plain_step"] if args.profile else timing.plain_step(lm, prompts, **options)
+        with progress.waiting("timing a plain step"):
+            step = times["calls"]["plain_step"] if args.profile else timing.plain_step(lm, prompts, **options)
         print(display.against_plain_steps(result, step))
     if args.profile:
         print(display.calls_line(times["calls"]))
@@ -163,14 +166,16 @@ def decode(
     several = len(prompts) > 1
     streamed = args.trace or (args.stream if args.stream is not None else not several and not quiet)
     streamed = streamed and not args.compare
-    specjax.warmup(lm, prompts, streaming=streamed, **options)
+    with progress.waiting("compiling, or fetching compiled programs"):
+        specjax.warmup(lm, prompts, streaming=streamed, **options)
     rounds = None
     if streamed:
         events = specjax.stream(lm, prompts, **options)
         show(events, args, quiet, several)
         result, rounds = events.result(), events.trace
     else:
-        result = specjax.generate(lm, prompts, **options)
+        with progress.waiting("decoding"):
+            result = specjax.generate(lm, prompts, **options)
     if not quiet and (not streamed or args.trace or several):
         for i, text in enumerate(result.texts or []):
             if display.in_colour():
@@ -182,8 +187,9 @@ def decode(
 def compare(lm: specjax.LM, prompts: list[str], options: dict, result: specjax.Result, times: dict) -> specjax.Result:
     """Decodes plainly too; adds what specjax.record.TIMING says of that."""
     options = {**options, "drafter": None}
-    specjax.warmup(lm, prompts, **options)
-    plain = specjax.generate(lm, prompts, **options)
+    with progress.waiting("decoding plainly"):
+        specjax.warmup(lm, prompts, **options)
+        plain = specjax.generate(lm, prompts, **options)
     speed = display.speed(plain)
     times["plain"] = {**plain.seconds, "tokens_per_second": speed}
     times["ratio"] = display.speed(result) / speed if speed else None
@@ -202,7 +208,9 @@ def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: boo
                 print(label + trace.line(entry, colour), flush=True)
                 shown[row] += 1
 
-    for event in events:
+    with progress.waiting("reading the prompt"):
+        first = list(itertools.islice(events, 1))
+    for event in itertools.chain(first, events):
         if quiet:
             continue
         if args.trace:

@@ -14,6 +14,7 @@ from specjax import acceptance
 from specjax.commandline import Parser, refusing
 from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
+from specjax.progress import bar
 from specjax.prompts import encoded_prompts
 
 
@@ -58,7 +59,8 @@ def chosen(lm: specjax.LM, args: argparse.Namespace) -> list[tuple[str, list[int
 def measure(lm: specjax.LM, drafter, prompts: list, args: argparse.Namespace, temperature: float) -> list:
     """One Sample a prompt."""
     samples = []
-    for start in range(0, len(prompts), args.batch):
+    starts = range(0, len(prompts), args.batch)
+    for start in bar(starts, desc=setting(args, temperature), unit="batch"):
         batch = [ids for _, ids in prompts[start : start + args.batch]]
         filler = args.batch - len(batch)  # a full batch compiles nothing new
         seen = acceptance.measure(

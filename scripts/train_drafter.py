@@ -25,6 +25,7 @@ from specjax.drafters import DraftModel, Eagle, Medusa, PaSS, files
 from specjax.models.eagle import EagleConfig
 from specjax.models.eagle1 import Eagle1Config
 from specjax.models.medusa import MedusaConfig
+from specjax.progress import say
 from specjax.prompts import read_prompts
 from specjax.training import loop
 from specjax.training.draft import DraftObjective
@@ -159,14 +160,14 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
-        prompts=prompts, seconds=args.sample_seconds, progress=lambda line: print(line, flush=True),
+        prompts=prompts, seconds=args.sample_seconds, progress=say,
     )  # fmt: skip
     if args.passages:
         asked = over_passages(target, made, args.passages, args.row_tokens // 2, args.seed)
         longer = dialogues(
             target, args.passages, args.row_tokens, args.row_tokens * 3 // 4, seed=args.seed, prompts=asked,
             batch=min(max(1, args.sample_batch // 4), args.passages),
-            progress=lambda line: print(f"on passages: {line}", flush=True),
+            progress=lambda line: say(f"on passages: {line}"),
         )  # fmt: skip
         made = Texts.joined([made.packed(args.row_tokens), longer])
     made = made.shuffled(args.seed)
@@ -194,7 +195,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
-        progress=lambda line: print(json.dumps(line), flush=True),
+        progress=lambda line: say(json.dumps(line)),
     )  # fmt: skip
     about = {
         "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from specjax import progress
+
 CLOSED_PIPE = 141  # a shell's code for a program that SIGPIPE (13) ended
 
 
@@ -48,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 def refusing(action: Callable[[], int | None]) -> int:
     """Runs ``action``, all that a script does, its arguments' parsing included.
 
-    Characters that the output's encoding lacks are printed as backslash escapes.
+    Characters that the output's encoding lacks are printed as backslash escapes. On a terminal, stderr shows progress.
 
     Returns:
       The script's exit code: ``action``'s (None is 0); 2, after one sentence on stderr, for a request that can't be
@@ -57,6 +59,7 @@ def refusing(action: Callable[[], int | None]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    progress.show()
     try:
         try:
             return _refusing(action)
@@ -75,10 +78,10 @@ def _refusing(action: Callable[[], int | None]) -> int:
     except ModuleNotFoundError as problem:
         if problem.name != "matplotlib":
             raise
-        print("error: the pictures need matplotlib: python -m pip install -e '.[plots]'", file=sys.stderr)
+        progress.say("error: the pictures need matplotlib: python -m pip install -e '.[plots]'", sys.stderr)
         return 2
     except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        progress.say(f"error: {problem}", sys.stderr)
         return 2
 
 

@@ -1,10 +1,12 @@
 """What all tests share: the tests' own folder on the path, and slow sweeps kept out of the default run (pyproject)."""
 
+import io
 import os
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tqdm
 
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
@@ -29,3 +31,17 @@ def programs_are_forgotten_in_time():
 
     if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 30_000:
         jax.clear_caches()
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The lines of progress that were begun, as tqdm's objects: what they say and how far they came."""
+    made = []
+
+    class Kept(tqdm.tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})
+            made.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Kept)
+    return lambda: [(line.desc, line.n, line.total) for line in made]

@@ -9,9 +9,11 @@ import pytest
 from test_scripts import script as script_of
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-# The file alone: importing the package would take seconds a process.
-RUN = f"""import runpy, sys
-refusing = runpy.run_path({str(Path(__file__).parents[1] / "specjax" / "commandline.py")!r})["refusing"]
+# The one module, of an empty package: importing all of specjax would take seconds a process.
+RUN = f"""import sys, types
+sys.modules["specjax"] = package = types.ModuleType("specjax")
+package.__path__ = [{str(Path(__file__).parents[1] / "specjax")!r}]
+from specjax.commandline import refusing
 sys.exit(refusing(lambda: ACTION))"""
 
 
