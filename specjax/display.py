@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,7 +44,7 @@ def legend() -> str:
 
 
 def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list[str]) -> str:
-    """The model, the drafter and the prompt: what runs. Several prompts are counted.
+    """The model, the drafter and the prompt: what runs, a line each. Several prompts are counted, a long one is cut.
 
     Args:
       lm: the target.
@@ -56,11 +57,12 @@ def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list
     kind = kind_of(lm.params) or lm.dtype.name
     given = [f"{key.replace('_', ' ')} {value}" for key, value in drafter.items() if value is not None][1:]
     settings = f" ({', '.join(given)})" if given else ""
+    prompt = textwrap.shorten(prompts[0], 300, placeholder=" ...") if len(prompts) == 1 else f"{len(prompts)} prompts"
     most = f", at most {size} tokens a round" if size else ""
     return (
         f"model    {name}: {weights / 1e6:.0f} million parameters, {kind}, {jax.devices()[0].device_kind}\n"
         f"drafter  {drafter['name']}{settings}{most}\n"
-        f"prompt   {prompts[0] if len(prompts) == 1 else f'{len(prompts)} prompts'}\n"
+        f"prompt   {prompt}\n"
     )
 
 

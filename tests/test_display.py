@@ -50,3 +50,10 @@ def test_the_demonstration_says_what_plain_decoding_would_have_taken(capsys, mon
 
 def test_a_plain_step_is_timed_alone():
     assert timing.plain_step(testing.tiny_lm(seed=1), [[1, 2, 3]], drafter=PromptLookup(), max_new_tokens=4) > 0
+
+
+def test_the_heading_shows_a_long_prompt_on_one_line():
+    shown = display.heading(testing.tiny_lm(), "tiny", {"name": "ngram"}, 5, ["one\ntwo " * 999])
+    assert shown.count("\n") == 3 and "prompt   one two one" in shown and shown.endswith(" ...\n") and len(shown) < 500
+    assert "drafter  ngram, at most 5 tokens a round" in shown
+    assert "2 prompts" in display.heading(testing.tiny_lm(), "tiny", {"name": "none"}, 0, ["a", "b"])
