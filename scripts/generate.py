@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
@@ -18,6 +19,7 @@ from specjax.compilation import compilation_cache_of_script
 from specjax.drafters import choices
 from specjax.generation import prepare
 from specjax.models.quantized import KINDS, kind_of
+from specjax.tokenizer import template_renderer
 from specjax.verify import VERIFIERS
 
 DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
@@ -121,7 +123,10 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args)
     compilation_cache_of_script(args.compilation_cache)
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
-    lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
+    with ThreadPoolExecutor(1) as pool:
+        if args.chat:
+            pool.submit(template_renderer)  # takes half a second to import, while the weights are read
+        lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
     options = options_of(lm, args)
     size = prepare(lm, prompts, specjax.Options(**options)).num_speculative_tokens
     quiet = args.json == "-"

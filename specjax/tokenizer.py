@@ -75,7 +75,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ValueError("this model has no chat template: it is no chat model; pass the prompt as plain text")
-        render_jinja_template = _template_renderer()
+        render_jinja_template = template_renderer()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         values: dict[str, Any] = {
@@ -205,7 +205,7 @@ def _read_json(path: Path) -> dict:
         raise ValueError(f"{path} is not valid JSON: {e}") from None
 
 
-def _template_renderer():
+def template_renderer():
     """transformers' renderer, imported late because it is slow to, and without its remark that torch is missing."""
     quiet = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
     before = os.environ.get(quiet)
