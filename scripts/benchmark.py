@@ -14,9 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
+from cli.parser import Parser, flag, refusing
 
-import specjax
-from specjax.commandline import Parser, flag, refusing
+from specjax.generation.compilation import compilation_cache_of_script
 from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, sweep
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
@@ -72,7 +72,7 @@ def parse(argv) -> argparse.Namespace:
         help="for sweep: more acceptance rates at which tokens a round are measured")  # fmt: skip
     add("--peers", nargs="+", choices=peers.NAMES, default=(), help="others on the same weights, B = 1, greedy")
     add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout, at commit 091515a")
-    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
+    parser.add_compilation_cache()
     add("--json", metavar="FILE", help="also write the figures there, row by row")
     args = parser.parse_args(argv)
     for name, mode in OF_MODES.items():
@@ -100,8 +100,7 @@ def run(args: argparse.Namespace) -> None:
     others = peers.load(args.peers, args.gpt_fast)  # refuses before any device work
     if others:
         peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
-    if args.compilation_cache:
-        specjax.compilation_cache(args.compilation_cache)
+    compilation_cache_of_script(args.compilation_cache)
     if args.devices > 1:
         parallel.mesh(args.devices)  # refuses too few
     device = jax.devices()[0]
@@ -129,8 +128,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -6,20 +6,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+from cli.parser import Parser, refusing
+
 import specjax
-from specjax.commandline import Parser, refusing
 from specjax.drafting.datastore import Datastore
 
 
-def main() -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description="Builds a datastore that --drafter retrieval --datastore DST searches.")
     parser.add_argument("destination", type=Path, help="a folder")
     parser.add_argument("files", nargs="+", type=Path, help="texts in UTF-8, one document a file")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer to use (%(default)s)")
     parser.add_argument("--extend", action="store_true", help="add to the datastore that is there")
-    args = parser.parse_args()
-    return refusing(lambda: run(args))
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -30,6 +29,11 @@ def run(args: argparse.Namespace) -> None:
     store = Datastore.load(args.destination).extended(texts) if args.extend else Datastore.build(texts)
     store.save(args.destination)
     print(f"{sum(map(len, texts)):,} tokens of {len(texts)} files in {args.destination}")
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

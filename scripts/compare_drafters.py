@@ -3,6 +3,7 @@
     python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
 """
 
+import argparse
 import dataclasses
 import functools
 import itertools
@@ -14,18 +15,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
+from cli.parser import Parser, refusing
+from cli.prompt_files import encoded_prompts
 
 import specjax
 from specjax import drafters as d
 from specjax.checkpoints.trained_drafters import load as load_drafter
 from specjax.checkpoints.trained_drafters import read_about, shipped
-from specjax.commandline import Parser, refusing
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.grow_tree import tree_of
 from specjax.drafting.topology import sequoia
+from specjax.generation.compilation import compilation_cache_of_script
 from specjax.generation.metrics import Totals
 from specjax.measure import acceptance
-from specjax.prompts import encoded_prompts
+from specjax.report.progress import bar
 
 
 def candidates(
@@ -102,10 +105,10 @@ TREES = (
 )
 
 
-def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
+def measure(label: str, lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     """One prompt at a time, after one that compiles."""
     specjax.warmup(lm, prompts[:1], **options)
-    runs = [specjax.generate(lm, [prompt], **options) for prompt in prompts]
+    runs = [specjax.generate(lm, [prompt], **options) for prompt in bar(prompts, desc=label, unit="prompt")]
     sums = Totals.of([run.metrics[0] for run in runs])
     seconds = sum(run.seconds["decode"] for run in runs)
     return {
@@ -118,8 +121,7 @@ def measure(lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
     }
 
 
-def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines: 'prompt' or 'turns', 'category'")
@@ -134,13 +136,15 @@ def main(argv=None) -> int:
     parser.add_argument("--only", nargs="+", help="names that begin so")
     parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     parser.at_least_one(args, "sizes")
     parser.in_a_folder(args, "json")
-    return refusing(lambda: run(args))
+    return args
 
 
 def run(args) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     if args.trained is None:
         args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
@@ -164,8 +168,8 @@ def run(args) -> None:
         outputs = specjax.generate(lm, spare, **common)
         return [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
 
-    def over_tasks(**options) -> dict[str, dict]:
-        return {task: measure(lm, prompts, **options, **common) for task, prompts in by_task.items()}
+    def over_tasks(name: str, **options) -> dict[str, dict]:
+        return {t: measure(f"{name}: {t}", lm, prompts, **options, **common) for t, prompts in by_task.items()}
 
     known: list[list[int]] = []
     offered = candidates(lm, corpus, spare, known, args.trained, exits)
@@ -174,7 +178,7 @@ def run(args) -> None:
         raise ValueError(f"--only {' '.join(args.only)} begins none of these names: {', '.join(offered)}")
     if not spare:
         print(f"--per-task {args.per_task} leaves no prompts to count tables from, so none is compared")
-    plain = {t: over_tasks(drafter=None, temperature=t) for t in args.temperature}
+    plain = {t: over_tasks("plain", drafter=None, temperature=t) for t in args.temperature}
     for task, prompts in by_task.items():
         known += [p + new for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)]
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
@@ -184,7 +188,7 @@ def run(args) -> None:
         drafter = make()
         for asked, t in itertools.product(args.sizes, args.temperature):
             size = asked or best
-            found = over_tasks(drafter=drafter, num_speculative_tokens=size, temperature=t)
+            found = over_tasks(name, drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
             cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]
             same = all(found[task]["tokens"] == plain[t][task]["tokens"] for task in by_task)
@@ -214,6 +218,11 @@ def total(by_task: dict[str, dict]) -> dict:
 def cell(found: dict, plain: dict) -> str:
     rate = "   -" if found["acceptance_rate"] is None else f"{found['acceptance_rate']:.2f}"
     return f"{rate}  {found['tokens_per_step']:.2f}  {found['tokens_per_second'] / plain['tokens_per_second']:.2f}"
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

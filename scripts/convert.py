@@ -11,30 +11,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
+from cli.parser import Parser, refusing
 
 from convert import checkpoint
 from convert.source import open_source
 from specjax.checkpoints.load import locate
-from specjax.commandline import refusing
 from specjax.models import llama, parallel
 from specjax.models.quantized import KINDS
 
 
-def main() -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
-    parser = argparse.ArgumentParser(description="Converts a Llama-family model to a folder that specjax.load reads.")
+def parse(argv) -> argparse.Namespace:
+    parser = Parser(description="Converts a Llama-family model to a folder that specjax.load reads.")
     parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
     parser.add_argument("destination", type=Path, help="a new folder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the checkpoint's own")
     parser.add_argument("--quantize", choices=list(KINDS), help="keep matrices in eight bits, a scale a channel")
-    args = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
-    return refusing(lambda: convert(args.source, args.destination, args.dtype, args.quantize))
+    return parser.parse_args(argv)
 
 
 def convert(source: str, destination: Path, dtype: str | None, quantize: str | None) -> None:
     """Reads ``source`` and writes the folder ``destination``, which must be new or empty."""
     started = time.monotonic()
+    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FileExistsError(f"{destination} exists already; choose another place or remove it")
     path = locate(source)
@@ -53,6 +51,11 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
     head = checkpoint.read_head(destination)
     kind = f"{head.dtype} and {head.quantized}" if head.quantized else head.dtype
     print(f"{count:,} parameters, {kind}, in {time.monotonic() - started:.1f} s")
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: convert(**vars(parse(argv))))
 
 
 if __name__ == "__main__":

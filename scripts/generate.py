@@ -4,127 +4,32 @@ python scripts/generate.py --prompt "Why is the sky blue?" --chat
 """
 
 import argparse
+import itertools
 import json
-import secrets
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+from cli import choices, display
+from cli.generate_flags import SAMPLING, parse
+from cli.parser import refusing
+
 import specjax
-from specjax.commandline import Parser, refusing
-from specjax.drafters import choices
-from specjax.generation import requests, trace
-from specjax.generation.metrics import Totals
-from specjax.measure import memory, timing
+from specjax.generation import options as options_room
+from specjax.generation import trace
+from specjax.generation.compilation import compilation_cache_of_script
+from specjax.generation.stream import Stream
+from specjax.measure import timing
 from specjax.models import parallel
-from specjax.models.quantized import KINDS, kind_of
-from specjax.report import record
-from specjax.verify import VERIFIERS
+from specjax.models.quantized import kind_of
+from specjax.report import progress, record
 
-DEFAULT_PROMPT = (
-    "Correct the spelling and give back the whole text: Our solar sistem has eight planets. Mercury is the smallest "
-    "planet and Jupiter is the largest planet. Mercury is the planet closest to the Sun and Neptune is the planet "
-    "farthest from the Sun."
-)
-
-
-def parse(argv) -> argparse.Namespace:
-    parser = Parser(description="Decodes prompts speculatively with a Llama-family model.")
-    add = parser.add_argument
-    add("--model", default="smollm2-135m-instruct", help="default model, folder, GGUF file or hub name (%(default)s)")
-    add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
-    add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
-    add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
-    add("--tools", type=Path, metavar="FILE", help="JSON list of tools for the chat template")
-    add("--chat-template-kwargs", metavar="JSON", help="object of further variables of the template")
-    add("--date", help="YYYY-MM-DD, for a chat template that asks for the present (default: today)")
-    add(
-        "--parse-special", action=argparse.BooleanOptionalAction, default=None,
-        help="control strings such as <|im_end|> in prompts are tokens (default: unless --chat; see docs/prompts.md)",
-    )  # fmt: skip
-    choices.add_flags(parser)
-    add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
-    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
-    add("--max-new-tokens", type=int, default=128)
-    add("--min-new-tokens", type=int, help="before so many no stop token and no stop string ends a completion")
-    add("--temperature", type=float, help="0 is greedy (0.0)")
-    add("--top-k", type=int)
-    add("--top-p", type=float)
-    add("--min-p", type=float)
-    add("--repetition-penalty", type=float)
-    add("--presence-penalty", type=float)
-    add("--frequency-penalty", type=float)
-    add("--no-repeat-ngram-size", type=int)
-    add("--stop", action="append", help="text that ends a completion; may be repeated")
-    add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
-    add("--ignore-eos", action="store_true")
-    add("--allow-unknown-ids", action="store_true", help="also generate ids that the model has and its tokenizer lacks")
-    add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws one, and says it (%(default)s)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
-    add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
-    add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
-    add("--compilation-cache", metavar="FOLDER", help="keep compiled programs there, and take those that are there")
-    add("--logprobs", type=int, metavar="N", help="record each token's log-probability, and the N best ones there")
-    add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
-    add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
-    add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
-    add("--profile", action="store_true", help="also time a plain step, a draft and a verification, each by itself")
-    add("--memory", action="store_true", help="show how much memory weights and caches take, the drafter's too")
-    add(
-        "--json", nargs="?", const="-", metavar="FILE",
-        help="write the record of the run to FILE (scripts/report.py makes a page of it); without FILE print it "
-        "instead of text",
-    )  # fmt: skip
-    args = parser.parse_args(argv)
-    try:
-        choices.settle(args)
-        if args.drafter == "none" and args.num_speculative_tokens:
-            raise ValueError(
-                f"--num-speculative-tokens {args.num_speculative_tokens} is a length of drafts, and --drafter none "
-                "drafts nothing; leave one out"
-            )
-        if args.num_speculative_tokens is None:
-            args.num_speculative_tokens = choices.CHOICES[args.drafter].size
-    except ValueError as problem:
-        parser.error(str(problem))
-    if args.compare and args.drafter == "none":
-        parser.error("--compare compares a drafter with plain decoding, so --drafter none leaves nothing to compare")
-    if args.stream and (args.json == "-" or args.compare or args.trace):
-        parser.error("--stream can't go with --json without FILE, --compare or --trace")
-    if args.logprobs is not None and not args.json:
-        parser.error("--logprobs adds to the record of the run, so it needs --json or --json FILE")
-    if args.memory and args.json == "-":
-        parser.error("--memory prints a line, so it can't go with --json without FILE")
-    if args.compare and args.trace:
-        parser.error("--compare and --trace can't go together: looking at each round takes time")
-    parser.in_a_folder(args, "json")
-    try:
-        args.tools = args.tools and json.loads(args.tools.read_text(encoding="utf-8"))
-        args.chat_template_kwargs = args.chat_template_kwargs and json.loads(args.chat_template_kwargs)
-    except (OSError, ValueError) as problem:
-        parser.error(f"--tools and --chat-template-kwargs must be JSON: {problem}")
-    return args
-
-
-def seed(text: str) -> int:
-    """A seed of the command line; a random one is drawn here, so that all runs of one command have the same."""
-    if text != "random":
-        return int(text)
-    drawn = secrets.randbits(53)
-    print(f"note: --seed {drawn}", file=sys.stderr)
-    return drawn
-
-
-SAMPLING = (
-    "min_new_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
-    "no_repeat_ngram_size allow_unknown_ids stop eos_token_id ignore_eos chat tools chat_template_kwargs parse_special"
-).split()
+DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
-    """Keyword arguments of specjax.generate."""
+    """Keyword arguments of specjax.prepare."""
     names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
     logprobs = False if args.logprobs is None else args.logprobs
     given = {name: getattr(args, name) for name in names}
@@ -133,7 +38,8 @@ def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
 
 def greedy_note(args: argparse.Namespace) -> None:
     """Says that filters do nothing where no temperature is asked for."""
-    unused = requests.filters_without_effect(specjax.Options(top_k=args.top_k, top_p=args.top_p, min_p=args.min_p))
+    asked = specjax.Options(top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
+    unused = options_room.filters_without_effect(asked)
     if args.temperature is None and unused:
         flags = " and ".join("--" + name.replace("_", "-") for name in unused)
         print(f"note: {flags} without --temperature: decoding is greedy, so they choose among nothing", file=sys.stderr)
@@ -164,61 +70,24 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def speed(result: specjax.Result) -> float:
-    """New tokens a second of decoding, without prefill and compilation."""
-    return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
-
-
-def summary(lm: specjax.LM, result: specjax.Result) -> str:
-    """The few lines under the text."""
-
-    def written(rate):
-        return "none drafted" if rate is None else f"{rate:.2f}"
-
-    stops = ", ".join(f"{lm.tokenizer.token_str(i)!r} ({i})" for i in result.stop_token_ids) or "no token"
-    sums = Totals.of(result.metrics)
-    return (
-        f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
-        f"finished by {', '.join(map(str, result.finish_reasons))}; stops at {stops}\n"
-        f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
-        f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
-        f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
-    )
-
-
 def run(args: argparse.Namespace) -> None:
+    demonstrates = not (args.prompt or args.prompt_file)
     prompts = read_prompts(args)
-    if args.compilation_cache:
-        specjax.compilation_cache(args.compilation_cache)
+    compilation_cache_of_script(args.compilation_cache)
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
     lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
-    options = options_of(lm, args)
-    quiet = args.json == "-"
-    streamed = args.trace or (args.stream if args.stream is not None else len(prompts) == 1 and not quiet)
-    streamed = streamed and not args.compare
-    specjax.warmup(lm, prompts, streaming=streamed, **options)
+    job = specjax.prepare(lm, prompts, **options_of(lm, args))
+    size, quiet = job.decoder.num_speculative_tokens, args.json == "-"
+    if not quiet:  # to stderr: what reads the text gets the text
+        print(display.heading(lm, args.model, choices.settings(args), size, prompts), file=sys.stderr, flush=True)
     greedy_note(args)
-    rounds = None
-    if streamed:
-        events = specjax.stream(lm, prompts, **options)
-        show(events, args, quiet, several=len(prompts) > 1)
-        result, rounds = events.result(), events.trace
-    else:
-        result = specjax.generate(lm, prompts, **options)
-    several = len(prompts) > 1
-    if not quiet and (not streamed or args.trace or several):
-        for prompt, text in zip(prompts, result.texts or [], strict=True):
-            print(f"--- {prompt}\n{text}" if several else text)
-    times = {**result.seconds, "tokens_per_second": speed(result), "streamed": streamed or bool(args.stop)}
-    if args.compare:
-        plain_options = {**options, "drafter": None}
-        specjax.warmup(lm, prompts, **plain_options)
-        plain = specjax.generate(lm, prompts, **plain_options)
-        times["plain"] = {**plain.seconds, "tokens_per_second": speed(plain)}
-        times["ratio"] = speed(result) / speed(plain) if speed(plain) else None
-        times["identical"] = result.tokens == plain.tokens
+    result, rounds = decode(job, prompts, args, quiet)
+    times = {**result.seconds, "tokens_per_second": display.speed(result), "streamed": rounds is not None}
+    times["streamed"] |= bool(args.stop)
+    plain = compare(job, result, times) if args.compare else None
     if args.profile:
-        times["calls"] = timing.calls(lm, prompts, **options)
+        with progress.waiting("timing the parts of a round"):
+            times["calls"] = timing.calls(job)
     if args.json:
         found = record.run(result, prompts, settings_of(lm, args, result), times, lm.tokenizer, rounds)
         text = json.dumps(found, allow_nan=False)
@@ -226,62 +95,103 @@ def run(args: argparse.Namespace) -> None:
             print(text)
             return
         Path(args.json).write_text(text + "\n", encoding="utf-8")
-    print("\n" + summary(lm, result))
+    show_record(job, args, result, plain, times, demonstrates and size > 0)
+
+
+def show_record(
+    job: specjax.Job,
+    args: argparse.Namespace,
+    result: specjax.Result,
+    plain: specjax.Result | None,
+    times: dict,
+    estimates: bool,
+) -> None:
+    """The lines under the text; with ``estimates`` one on what plain decoding would have taken."""
+    if display.in_colour() and not args.trace:
+        print("\n" + display.legend())
+    print("\n" + display.summary(job.decoder.target, result), flush=True)
     if result.date and not args.date:
         print(f"the chat template was told that today is {result.date}; --date {result.date} repeats this another day")
-    if args.compare:
-        same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
-        print(
-            f"plain decoding: {result_seconds(plain)}; speculative: {result_seconds(result)}; "
-            f"{times['ratio']:.2f} times the tokens/s; {same}"
-        )
+    if plain is not None:
+        print(display.against_plain(result, plain, times))
+    elif estimates:
+        with progress.waiting("timing a plain step"):
+            step = times["calls"]["plain_step"] if args.profile else timing.plain_step(job)
+        print(display.against_plain_steps(result, step))
     if args.profile:
-        print(profile_line(times["calls"]))
+        print(display.calls_line(times["calls"]))
     if args.memory:
-        sizes = memory.report(lm, prompts, **options)
-        print("; ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in sizes.items()))
+        print("; ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in job.memory().items()))
 
 
-def show(events: specjax.generation.Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:
+def decode(
+    job: specjax.Job, prompts: list[str], args: argparse.Namespace, quiet: bool
+) -> tuple[specjax.Result, list[list[dict]] | None]:
+    """Decodes after a warm-up, and prints the text; the result, and the rounds if it was streamed."""
+    several = len(prompts) > 1
+    streamed = args.trace or (args.stream if args.stream is not None else not several and not quiet)
+    streamed = streamed and not args.compare
+    with progress.waiting("compiling, or fetching compiled programs"):
+        job.warmup(streaming=streamed)
+    rounds = None
+    if streamed:
+        events = job.stream()
+        show(events, args, quiet, several)
+        result, rounds = events.result(), events.trace
+    else:
+        with progress.waiting("decoding"):
+            result = job.generate()
+    if not quiet and (not streamed or args.trace or several):
+        for i, text in enumerate(result.texts or []):
+            if display.in_colour():
+                pieces = record.pieces_of(job.decoder.target.tokenizer, result.tokens[i])
+                text = display.painted(pieces, result.metrics[i].origins())
+            print(f"--- {prompts[i]}\n{text}" if several else text)
+    return result, rounds
+
+
+def compare(job: specjax.Job, result: specjax.Result, times: dict) -> specjax.Result:
+    """Decodes plainly too; adds what specjax.record.TIMING says of that."""
+    plain_job = job.plain()
+    with progress.waiting("decoding plainly"):
+        plain_job.warmup()
+        plain = plain_job.generate()
+    speed = display.speed(plain)
+    times["plain"] = {**plain.seconds, "tokens_per_second": speed}
+    times["ratio"] = display.speed(result) / speed if speed else None
+    times["identical"] = result.tokens == plain.tokens
+    return plain
+
+
+def show(events: Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:
     """Runs the stream, and prints its text or rounds as they come."""
-    shown = [0] * len(events.trace)
+    shown, colour = [0] * len(events.trace), display.in_colour()
 
     def print_rounds(unread: int) -> None:
         for row, entries in enumerate(events.trace):
             for entry in entries[shown[row] : len(entries) - unread]:
                 label = f"[{row}] " if several else ""
-                print(label + trace.line(entry, colour=sys.stdout.isatty()), flush=True)
+                print(label + trace.line(entry, colour), flush=True)
                 shown[row] += 1
 
-    for event in events:
+    with progress.waiting("reading the prompt"):
+        first = list(itertools.islice(events, 1))
+    for event in itertools.chain(first, events):
         if quiet:
             continue
         if args.trace:
             print_rounds(unread=1)  # the last one may not be read to its end
         elif not several:
-            print(event.text, end="", flush=True)
+            print(display.paint(event.text, event.origin) if colour else event.text, end="", flush=True)
     if args.trace and not quiet:
         print_rounds(unread=0)
     elif not args.trace:
         print()
 
 
-def profile_line(calls: dict) -> str:
-    widths = ", ".join(f"{seconds * 1e3:.1f} ms for {width}" for width, seconds in calls["verify"].items())
-    return (
-        f"a plain step {calls['plain_step'] * 1e3:.1f} ms; drafting {calls['draft'] * 1e3:.1f} ms; "
-        f"verification by tokens {widths}"
-    )
-
-
-def result_seconds(result: specjax.Result) -> str:
-    return f"{result.seconds['decode']:.2f} s ({speed(result):.1f} tokens/s)"
-
-
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

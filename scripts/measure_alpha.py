@@ -9,11 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+from cli import choices
+from cli.parser import Parser, refusing
+from cli.prompt_files import encoded_prompts
+
 import specjax
-from specjax.commandline import Parser, refusing
-from specjax.drafters import choices
+from specjax.generation.compilation import compilation_cache_of_script
 from specjax.measure import acceptance
-from specjax.prompts import encoded_prompts
+from specjax.report.progress import bar
 
 
 def parse(argv) -> argparse.Namespace:
@@ -32,6 +35,7 @@ def parse(argv) -> argparse.Namespace:
     add("--batch", type=int, default=4, help="prompts at a time (%(default)s)")
     add("--seed", type=int, default=0, help="prompt i uses seed + i (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     try:
         choices.settle(args)
@@ -56,7 +60,8 @@ def chosen(lm: specjax.LM, args: argparse.Namespace) -> list[tuple[str, list[int
 def measure(lm: specjax.LM, drafter, prompts: list, args: argparse.Namespace, temperature: float) -> list:
     """One Sample a prompt."""
     samples = []
-    for start in range(0, len(prompts), args.batch):
+    starts = range(0, len(prompts), args.batch)
+    for start in bar(starts, desc=setting(args, temperature), unit="batch"):
         batch = [ids for _, ids in prompts[start : start + args.batch]]
         filler = args.batch - len(batch)  # a full batch compiles nothing new
         seen = acceptance.measure(
@@ -90,6 +95,7 @@ def line(cells) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     prompts = chosen(lm, args)
     drafter = choices.build(lm, args)
@@ -118,8 +124,7 @@ def table(header: list, rows: list) -> str:
 
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

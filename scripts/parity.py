@@ -14,11 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cli.parser import Parser, refusing
+from cli.prompt_files import read_prompts
 
 import specjax
-from specjax.commandline import refusing
 from specjax.drafters import DraftModel, PromptLookup
-from specjax.prompts import read_prompts
+from specjax.generation.compilation import compilation_cache_of_script
 from specjax.testing.muted import Muted
 
 PROMPTS = (
@@ -93,8 +94,8 @@ def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) ->
     return outputs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parse(argv) -> argparse.Namespace:
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--prompt-file", type=Path, help="JSON lines with 'turns' or 'prompt', or one prompt a line")
@@ -104,11 +105,12 @@ def main() -> int:
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
     parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
-    args = parser.parse_args()
-    return refusing(lambda: run(args))
+    parser.add_compilation_cache()
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> int:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     texts = texts_of(args.prompt_file, args.prompts, args.every)
     chat = lm.tokenizer.chat_template is not None
@@ -161,6 +163,11 @@ def run(args: argparse.Namespace) -> int:
         report("B  plain decoding, against transformers", compare(lm, prompts, plain.tokens, theirs, size), exact)
     print("every promised claim held" if held else "a promised claim did not hold")
     return 0 if held else 1
+
+
+def main(argv=None) -> int:
+    """Exit code 0, 1 if a promised claim does not hold, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

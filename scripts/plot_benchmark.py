@@ -9,20 +9,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+from cli.parser import Parser, refusing
+
 from convert.source import read_json
 from specjax import report
-from specjax.commandline import Parser, refusing
 from specjax.measure.benchmark import plots, sweep
 
 
-def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("figures", metavar="FILE", type=Path, help="written by benchmark.py --json FILE")
     parser.add_argument("--png", metavar="FOLDER", type=Path, help="where the pictures go; needs the extra plots")
     parser.add_argument("--alphas", type=float, nargs="+", default=plots.ALPHAS, help="acceptance rates of the sweep")
-    args = parser.parse_args(argv)
-    return refusing(lambda: run(args))
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -34,6 +33,11 @@ def run(args: argparse.Namespace) -> None:
     if args.png:
         for path in report.pngs(plots.charts(figures, args.alphas), args.png):
             print(path)
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -9,19 +9,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+from cli.parser import Parser, refusing
+
 from specjax import report
-from specjax.commandline import Parser, refusing
 from specjax.report import record
 
 
-def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description="Makes one self-contained HTML page of a run's record.")
     parser.add_argument("record", metavar="RUN.json", type=Path, help="written by generate.py --json RUN.json")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (RUN.html)")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each picture there as a PNG")
-    args = parser.parse_args(argv)
-    return refusing(lambda: run(args))
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -32,6 +31,11 @@ def run(args: argparse.Namespace) -> None:
     if args.png:
         for path in report.pngs(report.charts(found), args.png):
             print(path)
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

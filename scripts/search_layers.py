@@ -7,6 +7,7 @@ greedy texts, c counted from the weights that the draft still reads. First every
 best of the few that hurt least alone joins the set. --json keeps the state; the same command goes on from there.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -16,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clon
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cli.parser import Parser, refusing
+from cli.prompt_files import read_prompts
 
 import specjax
-from specjax.commandline import Parser, refusing
 from specjax.drafters import LayerSkip
 from specjax.drafting import theory
-from specjax.prompts import read_prompts
+from specjax.generation.compilation import compilation_cache_of_script
 
 MAX_K = 8
 
@@ -98,8 +100,7 @@ def line(entry: dict) -> str:
     )
 
 
-def main() -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines or plain text, a prompt a line")
@@ -109,11 +110,12 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=6, help="candidates a greedy step tries")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--json", type=Path, help="file of the search's state; an existing one is resumed")
-    args = parser.parse_args()
-    return refusing(lambda: run(args))
+    parser.add_compilation_cache()
+    return parser.parse_args(argv)
 
 
 def run(args) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     prompts = [text for _, text in read_prompts(args.prompts)][: args.count]
     search = Search(lm, *texts(lm, prompts, args.max_new_tokens), args.json)
@@ -136,6 +138,11 @@ def run(args) -> None:
     )
     verdict = "pays" if best["speedup"] > 1 else "does not pay: alpha never exceeds c (corollary 3.9)"
     print(f"best: {line(best)}\n{skip}: drafting with it {verdict}")
+
+
+def main(argv=None) -> int:
+    """Exit code 0, or 2 and one sentence on stderr."""
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

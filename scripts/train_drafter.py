@@ -16,16 +16,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cli.parser import Parser, flag, refusing
+from cli.prompt_files import read_prompts
 
 import specjax
 from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
-from specjax.commandline import Parser, flag, refusing
 from specjax.drafters import DraftModel, Eagle, Medusa, PaSS
+from specjax.generation.compilation import compilation_cache_of_script
 from specjax.models.heads.eagle1_head import Eagle1Config
 from specjax.models.heads.eagle3_head import EagleConfig
 from specjax.models.heads.medusa_heads import MedusaConfig
-from specjax.prompts import read_prompts
+from specjax.report.progress import say
 from specjax.training import loop
 from specjax.training.losses import LOSSES
 from specjax.training.texts import Texts, dialogues, over_passages
@@ -85,6 +87,7 @@ def parse(argv=None) -> argparse.Namespace:
     add("--seconds", type=float, default=float("inf"), help="of training at most")
     add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
     add("--json", type=Path, help="the curve and the settings")
+    parser.add_compilation_cache()
     args = parser.parse_args(argv)
     for name, (kinds, default, shape) in OF_KINDS.items():
         if getattr(args, name) is None:
@@ -158,14 +161,14 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
-        prompts=prompts, seconds=args.sample_seconds, progress=lambda line: print(line, flush=True),
+        prompts=prompts, seconds=args.sample_seconds, progress=say,
     )  # fmt: skip
     if args.passages:
         asked = over_passages(target, made, args.passages, args.row_tokens // 2, args.seed)
         longer = dialogues(
             target, args.passages, args.row_tokens, args.row_tokens * 3 // 4, seed=args.seed, prompts=asked,
             batch=min(max(1, args.sample_batch // 4), args.passages),
-            progress=lambda line: print(f"on passages: {line}", flush=True),
+            progress=lambda line: say(f"on passages: {line}"),
         )  # fmt: skip
         made = Texts.joined([made.packed(args.row_tokens), longer])
     made = made.shuffled(args.seed)
@@ -175,6 +178,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 
 
 def run(args: argparse.Namespace) -> None:
+    compilation_cache_of_script(args.compilation_cache)
     target = specjax.load(args.model, dtype=args.dtype)
     # What needs no texts is refused before they are sampled.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
@@ -192,7 +196,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
-        progress=lambda line: print(json.dumps(line), flush=True),
+        progress=lambda line: say(json.dumps(line)),
     )  # fmt: skip
     about = {
         "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
@@ -212,8 +216,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv=None) -> int:
     """Exit code 0, or 2 and one sentence on stderr."""
-    args = parse(argv)
-    return refusing(lambda: run(args))
+    return refusing(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

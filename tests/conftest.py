@@ -1,10 +1,12 @@
 """What all tests share: the tests' own folder on the path, and slow sweeps kept out of the default run (pyproject)."""
 
+import io
 import os
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tqdm
 
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
@@ -13,6 +15,10 @@ _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_co
 _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
 _old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
+
+# Scripts keep compiled programs in the user's cache folder; those that they run here are no use to the user.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
 _MAPS = Path("/proc/self/maps")
 
@@ -25,3 +31,17 @@ def programs_are_forgotten_in_time():
 
     if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 30_000:
         jax.clear_caches()
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The lines of progress that were begun, as tqdm's objects: what they say and how far they came."""
+    made = []
+
+    class Kept(tqdm.tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})
+            made.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Kept)
+    return lambda: [(line.desc, line.n, line.total) for line in made]

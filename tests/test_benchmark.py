@@ -164,9 +164,10 @@ def test_reading_is_measured_by_what_reads_fastest_here():
     assert set(speed) == {"read", "copy"} and speed["read"] > 0.5 * speed["copy"] > 0
 
 
-def test_sweep_section_tables_and_pictures(case, tmp_path, capsys):
+def test_sweep_section_tables_and_pictures(case, tmp_path, capsys, bars):
     table = Table({"bandwidth": case.speed}, tmp_path / "figures.json")
     sweep.sweep(case, table, batches=(1, 2), sizes=(1, 2), check_alphas=(0.4,), rounds=3)
+    assert bars() == [("sweep", 8, 8)]
     found = json.loads((tmp_path / "figures.json").read_text())["sweep"]
     assert sweep.axes(found) == ([1, 2], [1, 2]) and len(found["checks"]) == 4 + 2
     assert all(1 <= check["tokens"] <= check["size"] + 1 for check in found["checks"])

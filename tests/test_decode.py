@@ -261,6 +261,20 @@ def test_calls_leave_nothing_behind(plain):
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), before, LM.params))
 
 
+def test_warmup_reads_no_more_of_a_long_prompt_than_one_block(monkeypatch):
+    """Whatever the prompt's length, the programs are the same: a prompt is not read twice before its first token."""
+    read = []
+
+    def start(lm, drafter, request, size, **fixed):
+        read.append(np.asarray(request.prompt_lengths).tolist())
+        return start_jit(lm, drafter, request, size, **fixed)
+
+    start_jit = decode.start_jit
+    monkeypatch.setattr(decode, "start_jit", start)
+    warmup(LM, [[1] * 40, [1]], drafter=TWIN, num_speculative_tokens=2, max_new_tokens=20)
+    assert read == [[2, 1]]
+
+
 def test_warmup_compiles_what_generate_runs():
     options = dict(drafter=TWIN, num_speculative_tokens=2, max_new_tokens=20)
     warmup(LM, PROMPTS, **options)

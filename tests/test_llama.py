@@ -12,7 +12,9 @@ import transformers
 
 from convert import llama_weights as convert
 from specjax.models import cache as kv
+from specjax.models import modules
 from specjax.models.config import from_hf
+from specjax.models.llama import Layer, Llama
 from specjax.models.lm import LM
 
 BASE = {
@@ -247,3 +249,22 @@ def test_every_tensor_matters(name):
         bent = jax.tree.unflatten(tree, [*leaves[:i], np.asarray(leaf) + np.float32(0.1) * noise, *leaves[i + 1 :]])
         moved, _ = prefill(LM(lm.config, bent), TOKENS)
         assert np.abs(moved - logits).max() > 1e-2, jax.tree_util.tree_leaves_with_path(lm.params)[i][0]
+
+
+def test_layers_of_one_shape_are_traced_once(monkeypatch):
+    """A model's start is mostly tracing otherwise. Layers that run other parts have traces of their own."""
+    _, _, lm = checkpoint("four_layers")
+    traced = []
+    whole = Layer.__call__
+    monkeypatch.setattr(Layer, "__call__", lambda self, *args: traced.append(args[-1]) or whole(self, *args))
+    both, attention, neither = (True, True), (True, False), (False, False)
+    for run, expected in ((None, [both]), ((both, attention, both, neither), [both, attention, neither])):
+        traced.clear()
+        jax.eval_shape(lambda lm, run=run: lm(jnp.zeros((1, 3), jnp.int32), lm.alloc_cache(1, 8), run=run), lm)
+        assert traced == expected
+
+
+def test_a_models_structure_does_not_draw_weights(monkeypatch):
+    monkeypatch.setattr(modules.nnx, "Rngs", None)
+    _, shapes = modules.structure.__wrapped__(Llama, from_hf(BASE))
+    assert shapes["embed"].shape == (BASE["vocab_size"], BASE["hidden_size"])

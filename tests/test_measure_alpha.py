@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cli.prompt_files import read_prompts
 from test_convert_checkpoint import HF, write_hf
 from test_scripts import script
 from test_tokenizer import byte_level
@@ -12,7 +13,6 @@ from specjax import generate, testing
 from specjax.drafters import DraftModel
 from specjax.drafting import theory
 from specjax.measure import acceptance
-from specjax.prompts import read_prompts
 
 VOCAB, SIZE, NEW, ROWS = 4, 2, 40, 32
 P = np.array([[0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.1, 0.1], [0.3, 0.5, 0.1, 0.1], [0.45, 0.35, 0.1, 0.1]])

@@ -25,7 +25,7 @@ def test_suffix_runs(longest):
     rng = np.random.default_rng(0)
     for end in (0, 1, 2, 9, 20):
         tokens = rng.integers(2, size=20).astype(np.int32)
-        got = suffix_runs(jnp.asarray(tokens), jnp.int32(end), longest)
+        got = ngram.suffix_runs(jnp.asarray(tokens), jnp.int32(end), longest)
         assert got.tolist() == runs_by_hand(tokens.tolist(), end, longest)
 
 
@@ -79,7 +79,7 @@ def work(longest, tokens):
     with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
         patch.setattr(ngram, "_runs_at", counting)
         ngram.longest_match(tokens, jnp.int32(len(tokens)), longest)
-    return cost(ngram.longest_match, longest) + (ngram.SHORT - 1) * cost(suffix_runs, ngram.SHORT), looked
+    return cost(ngram.longest_match, longest) + (ngram.SHORT - 1) * cost(ngram.suffix_runs, ngram.SHORT), looked
 
 
 @pytest.mark.parametrize("kind", ["random", "repeated"])

@@ -101,10 +101,11 @@ def test_training_raises_acceptance_in_use(objective):
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES)
-def test_every_loss_falls(loss):
+def test_every_loss_falls(loss, bars):
     objective = dataclasses.replace(HEAD, loss=loss)
     _, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=10)
     assert np.mean(curve[-1]["train_loss"]) < np.mean(curve[0]["train_loss"])
+    assert bars() == [("training", RECIPE.steps, RECIPE.steps)]
 
 
 def test_layers_are_left_out_more_often_the_deeper_they_stand():
@@ -192,11 +193,12 @@ class Template:
         return [20, 21, *self.encode(message), 22, 23]
 
 
-def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path):
+def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     lm = dataclasses.replace(
         TARGET, tokenizer=Template(), config=dataclasses.replace(TARGET.config, eos_token_ids=(19,))
     )
     texts = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
+    assert bars() == [("sampling", 6, 6)]
     assert texts.tokens.shape == (8, 60), "whole batches"
     assert texts.tokens[0, :7].tolist() == [20, 21, *Template().encode("abc"), 22, 23]
     for row, length in zip(texts.tokens, texts.lengths, strict=True):

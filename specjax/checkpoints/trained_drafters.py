@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -143,7 +144,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
             return jnp.asarray(_array(path, arrays, name, leaf.shape, np.float32), target.dtype)
         values = _array(path, arrays, name, leaf.shape, np.int8)
         scale = _array(path, arrays, f"{name}.scale", leaf.shape[:-1], np.float32)
-        return dequantize(Quantized(jnp.asarray(values), jnp.asarray(scale)), target.dtype)
+        return _dequantize(Quantized(values, scale), target.dtype)  # type: ignore[arg-type]
 
     params = map_with_path(get, {name: leaf for name, leaf in wanted.items() if name not in SHARED})
     if make is None:
@@ -167,6 +168,10 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
         )
     own = jnp.asarray(tokens)
     return make(config, {**params, "lm_head": target.head_table()[own]}, own)
+
+
+# One program a shape. Outside jit each operation would be a program of its own, slower to fetch than to run.
+_dequantize = jax.jit(dequantize, static_argnames="dtype")
 
 
 def _array(path: Path, arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -56,8 +56,8 @@ class Draft(NamedTuple):
     # i32[B] The target runs on at least this many drafted tokens, even on invalid ones. Jacobi and Lookahead need the
     # answers there. None: no token needs to run that is not valid.
     run_at_least: jax.Array | None = None
-    # f32[B, N] The probability of each token by the softmax of ``sampling.unsharpened``: how sure the drafter was before temperature
-    # and filters. None: q is all there is to know.
+    # f32[B, N] The probability of each token by the softmax of ``sampling.unsharpened``: how sure the drafter was
+    # before temperature and filters. None: q is all there is to know.
     confidence: jax.Array | None = None
     # f32[B, N] The entropy of that unsharpened distribution over log V, from 0 to 1; NaN where there is none.
     entropy: jax.Array | None = None

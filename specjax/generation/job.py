@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specjax.decode import decoder as compiled
 from specjax.decode.decoder import Decoder
 from specjax.decode.types import DecodeState, Request
+from specjax.drafters import NoDraft
 from specjax.generation import logprobs
 from specjax.generation.completion import Completion, result_of
 from specjax.generation.options import Options
@@ -76,6 +77,11 @@ class Job:
         seconds = {"prefill": prefilled - began, "decode": time.perf_counter() - prefilled}
         rows = [Completion.of(self, row, *host) for row in range(len(self.prompts))]
         return result_of(self, rows, seconds)
+
+    def plain(self) -> "Job":
+        """The same request decoded plainly: by the target alone, one token a step."""
+        decoder = dataclasses.replace(self.decoder, drafter=NoDraft(), num_speculative_tokens=0)
+        return dataclasses.replace(self, decoder=decoder)
 
     def stream(self) -> Stream:
         """The same token by token: iterate over the events; ``.result()`` gives the record at any time."""

@@ -160,6 +160,20 @@ class Layer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)) if run[1] else x, keys, values
 
 
+def _traced_once() -> Callable:
+    """A function that calls a split layer, and is traced once for all layers of one shape.
+
+    Otherwise JAX would trace each of them, which takes a small model longer than loading its weights. XLA inlines the
+    calls, so the compiled program stays the same. The function serves one call of the model only: the trace depends on
+    the mesh and the environment too, not on the arguments alone.
+    """
+
+    def call(graphdef, weights, x, angles, mask, keys, values, starts, run):
+        return nnx.merge(graphdef, weights)(x, angles, mask, keys, values, starts, run)
+
+    return jax.jit(call, static_argnames=("graphdef", "run"))
+
+
 class Llama(nnx.Module):
     """A Llama-family decoder.
 
@@ -211,8 +225,10 @@ class Llama(nnx.Module):
         angles = rope.cos_sin(self.config, positions_of(cache, x.shape[1], positions))
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
+        call = _traced_once()
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
-            x, layer_keys, layer_values = layer(x, angles, mask, layer_keys, layer_values, starts, parts)
+            buffers = layer_keys, layer_values
+            x, layer_keys, layer_values = call(*nnx.split(layer), x, angles, mask, *buffers, starts, parts)
             keys.append(layer_keys)
             values.append(layer_values)
             hidden_after.append(x)

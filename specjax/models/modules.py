@@ -1,10 +1,12 @@
 """Modules over plain parameter trees: what ``jax.jit`` sees is a nested dict of arrays, merged into a module inside."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, Self
 
+import jax
 from flax import nnx
 
 from specjax.decode import random
@@ -21,10 +23,12 @@ class Config:
         return cls(**data)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def structure(cls: type, config: Any) -> tuple[nnx.GraphDef, dict]:
     """``cls(config)`` as a graph definition, and its parameters as shapes: nested dicts, list indices as strings."""
-    abstract = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
+    # Shapes don't depend on keys. nnx.Rngs counts its draws, which under a trace takes time quadratic in the layers.
+    one_key = SimpleNamespace(params=partial(jax.random.key, 0))
+    abstract = nnx.eval_shape(lambda: cls(config, rngs=one_key))
     graphdef, state = nnx.split(abstract)
     return graphdef, _string_keys(nnx.to_pure_dict(state))
 

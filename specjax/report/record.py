@@ -144,7 +144,7 @@ def run(
             "seed": result.seeds[i] if result.seeds else None,
             "text": text,
             "tokens": tokens,
-            "pieces": None if tokenizer is None else _pieces(tokenizer, tokens),
+            "pieces": None if tokenizer is None else pieces_of(tokenizer, tokens),
             "origins": result.metrics[i].origins(),
             "logprobs": None if result.logprobs is None else result.logprobs[i],
             "top_logprobs": None if best is None else [[list(pair) for pair in pairs] for pairs in best[i]],
@@ -167,7 +167,7 @@ def run(
     return record
 
 
-def _pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokens]
     if pieces:

@@ -29,7 +29,7 @@ class TextStream:
     found in what is held back, too.
 
     Args:
-      tokenizer: has ``decode(ids)``. :class:`specjax.text.tokenizer.Tokenizer` also says which tokens print nothing
+      tokenizer: has ``decode(ids)``. ``Tokenizer`` also says which tokens print nothing
         (``prints``) and which are byte tokens (``byte_of``).
       stop: strings to look for.
     """

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from specjax.text import chat, special_tokens
 from specjax.text.control import Control
-from specjax.text.text_stream import check_unicode
+from specjax.text.text_stream import chat, check_unicode, special_tokens
 
 
 class Tokenizer:

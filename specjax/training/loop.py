@@ -16,6 +16,7 @@ import optax
 from specjax.decode import random
 from specjax.models.lm import LM
 from specjax.models.quantized import dequantize, is_quantized
+from specjax.report.progress import bar
 from specjax.training.texts import Texts
 
 Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to watch
@@ -139,9 +140,11 @@ def train(
         state = _restore(manager, state)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
     curve, began, step = [], time.perf_counter(), int(state.step)
+    line = bar(desc="training", total=recipe.steps, initial=step, unit="step")
     while step < recipe.steps:
         state, seen = train_step(objective, target, state, *batch_of(texts, recipe, step), recipe=recipe)
         step += 1
+        line.update()
         out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
             found = judge(objective, target, state.params, *test)
@@ -153,6 +156,7 @@ def train(
                 _save(manager, state)
         if out_of_time:
             break
+    line.close()
     if manager is not None:
         manager.close()
     return state.params, curve

@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.generation.generate import generate
 from specjax.models.lm import LM
+from specjax.report.progress import bar
 
 OPENINGS = (
     "", "", "", "", "", "", "", "",
@@ -133,6 +134,7 @@ def dialogues(
             f"its chat template ({len(before) + len(after)} tokens), a question of {question} and an answer"
         )
     parts, made, began = [], 0, time.perf_counter()
+    line = bar(desc="sampling", total=count, unit="dialogue")
     while made < count and (not made or time.perf_counter() - began < seconds):
         rows = range(made, made + batch)
         given = [_plain(lm, prompts[i])[:question] for i in rows if i < len(prompts)]
@@ -156,7 +158,9 @@ def dialogues(
         starts = [len(ids) for ids in asked[: len(given)]] + [len(before)] * len(invented)
         parts.append(Texts.of(texts, starts, size, lm.config.vocab_size))
         made += batch
+        line.update(min(made, count) - line.n)
         progress(f"{made} dialogues, {sum(p.own_tokens for p in parts)} tokens")
+    line.close()
     return Texts.joined(parts)
 
 

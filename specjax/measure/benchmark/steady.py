@@ -1,6 +1,5 @@
 """Rounds in the middle of a text, without the first one's share of prefill and the last one's cut."""
 
-import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from specjax.decode.decoder import Decoder
 from specjax.decode.history import history_of
 from specjax.decode.round import round as one_round
 from specjax.decode.types import DecodeState, Drafter
-from specjax.drafters import NoDraft
 from specjax.generation.generate import prepare
 from specjax.generation.job import Job
 from specjax.measure.benchmark import timed as measure
@@ -39,7 +37,7 @@ class Steady(NamedTuple):
 
     def compile_prefill(self) -> None:
         """Shared by jobs of one batch and capacity, whatever they draft."""
-        _reader(self.job).compile_start()
+        self.job.plain().compile_start()
 
     def compile(self) -> None:
         """All but the prefill."""
@@ -88,13 +86,7 @@ def start(job: Job) -> DecodeState:
     """The state after the target has read the prompts; a lazy drafter has read nothing yet."""
     decoder, (batch, capacity) = job.decoder, job.tokens.shape
     own = decoder.drafter.init(decoder.target, batch, capacity, decoder.num_speculative_tokens)
-    return _reader(job).start()._replace(drafter=own)
-
-
-def _reader(job: Job) -> Job:
-    """The job of the target alone, which reads the same prompts."""
-    alone = dataclasses.replace(job.decoder, drafter=NoDraft(), num_speculative_tokens=0)
-    return dataclasses.replace(job, decoder=alone)
+    return job.plain().start()._replace(drafter=own)
 
 
 @partial(jax.jit, donate_argnames="state")

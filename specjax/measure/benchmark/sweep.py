@@ -16,6 +16,7 @@ from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.steady import Steady
 from specjax.measure.benchmark.table import Table
 from specjax.measure.benchmark.timed import side_by_side
+from specjax.report.progress import bar, say
 from specjax.testing import partly_right, planted_lm
 
 
@@ -41,12 +42,15 @@ def sweep(
         drafter = DraftModel(draft) if size else None
         return Steady.of(case.target, case.prompts(batch), drafter, size, rounds, capacity)
 
+    points_in_all = len(batches) * (1 + len(sizes)) + len(check_alphas) * len(sizes)
+    line = bar(desc="sweep", total=points_in_all, unit="point")
     found: dict[str, Any] = {"rounds": rounds, "capacity": capacity, "plain": {}, "points": [], "checks": []}
     for batch in batches:
         points = {size: steady(batch, size) for size in (0, *sizes)}
         side_by_side([points[0].compile_prefill, *(point.compile for point in points.values())])
         for size, point in points.items():
             seconds, tokens = point.measure()
+            line.update()
             if size == 0:
                 plain = found["plain"][str(batch)] = seconds
                 table.add(f"sweep, B = {batch}, plain step", seconds, case.step_floor)
@@ -72,7 +76,9 @@ def sweep(
             found["checks"].append(
                 {"batch": batch, "size": size, "alpha": alpha, "tokens": tokens, "expected": expected}
             )
-            print(f"alpha = {alpha}, B = {batch}, K = {size}: {tokens:.2f} tokens a round, expected {expected:.2f}")
+            say(f"alpha = {alpha}, B = {batch}, K = {size}: {tokens:.2f} tokens a round, expected {expected:.2f}")
+            line.update()
+    line.close()
     table.save()
 
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specjax.report.progress import say
+
 
 class Table:
     """Prints and keeps rows: what, milliseconds, the floor, their ratio.
@@ -26,7 +28,7 @@ class Table:
             {"name": name, "ms": seconds * 1e3, "floor_ms": floor and floor * 1e3, "note": note, **figures}
         )
         ratio = f"{floor * 1e3:9.3f} {seconds / floor:6.2f}" if floor else " " * 16
-        print(f"{name:<44}{seconds * 1e3:10.3f} {ratio}  {note}", flush=True)
+        say(f"{name:<44}{seconds * 1e3:10.3f} {ratio}  {note}")
         self.save()
 
     def save(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cli.parser import flag
 from specjax import drafters as d
 from specjax.checkpoints import trained_drafters as files
-from specjax.commandline import flag
 from specjax.decode.types import Drafter
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.grow_tree import ChainOrTree

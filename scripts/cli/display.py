@@ -1,0 +1,118 @@
+"""What ``scripts/generate.py`` shows of a run: what runs, text coloured by where each token came from, the record."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from specjax.generation import Result
+from specjax.generation.metrics import Totals
+from specjax.models import llama
+from specjax.models.lm import LM
+from specjax.models.quantized import kind_of
+
+RESET = "\033[0m"
+SHADES = {"accepted": "\033[32m", "correction": "\033[33m", "bonus": "\033[36m", "plain": ""}  # green, yellow, cyan
+MEANINGS = {
+    "accepted": "drafted and accepted",
+    "correction": "the target's own after a refused draft",
+    "bonus": "after a draft accepted whole",
+    "plain": "without a draft",
+}
+
+
+def in_colour() -> bool:
+    """Whether stdout is a terminal, and its user didn't set NO_COLOR (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def paint(text: str, origin: str) -> str:
+    """``text`` in the shade of its origin (``Metrics.origins``)."""
+    return f"{SHADES[origin]}{text}{RESET}" if text and SHADES[origin] else text
+
+
+def painted(pieces: Iterable[str], origins: Iterable[str]) -> str:
+    return "".join(map(paint, pieces, origins))
+
+
+def legend() -> str:
+    """The shades and their meanings, on one line."""
+    return "; ".join(f"{paint(origin, origin)}: {meaning}" for origin, meaning in MEANINGS.items())
+
+
+def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list[str]) -> str:
+    """The model, the drafter and the prompt: what runs, a line each. Several prompts are counted, a long one is cut.
+
+    Args:
+      lm: the target.
+      name: as the user calls it.
+      drafter: its settings as in a record, its name first.
+      size: K.
+      prompts: as the user wrote them.
+    """
+    weights = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(lm.config)[1]))
+    kind = kind_of(lm.params) or lm.dtype.name
+    given = [f"{key.replace('_', ' ')} {value}" for key, value in drafter.items() if value is not None][1:]
+    settings = f" ({', '.join(given)})" if given else ""
+    prompt = textwrap.shorten(prompts[0], 300, placeholder=" ...") if len(prompts) == 1 else f"{len(prompts)} prompts"
+    most = f", at most {size} tokens a round" if size else ""
+    return (
+        f"model    {name}: {weights / 1e6:.0f} million parameters, {kind}, {jax.devices()[0].device_kind}\n"
+        f"drafter  {drafter['name']}{settings}{most}\n"
+        f"prompt   {prompt}\n"
+    )
+
+
+def speed(result: Result) -> float:
+    """New tokens a second of decoding, without prefill and compilation."""
+    return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
+
+
+def summary(lm: LM, result: Result) -> str:
+    """The few lines under the text."""
+
+    def written(rate):
+        return "none drafted" if rate is None else f"{rate:.2f}"
+
+    stops = ", ".join(f"{lm.tokenizer.token_str(i)!r} ({i})" for i in result.stop_token_ids) or "no token"
+    sums = Totals.of(result.metrics)
+    return (
+        f"tokens {sums.tokens} in {sums.steps} target steps ({written(sums.tokens_per_step)} a step); "
+        f"finished by {', '.join(map(str, result.finish_reasons))}; stops at {stops}\n"
+        f"drafted {sums.drafted}, accepted {sums.accepted}; acceptance rate {written(sums.draft_acceptance_rate)}; "
+        f"mean acceptance length {written(sums.mean_acceptance_length)} over {sums.spec_steps} speculative steps\n"
+        f"{speed(result):.1f} tokens/s decoding; prefill {result.seconds['prefill']:.2f} s; compilation not counted"
+    )
+
+
+def against_plain_steps(result: Result, plain_step: float) -> str:
+    """What plain decoding would have taken, from seconds of one step. For one prompt."""
+    steps, seconds = len(result.tokens[0]), result.seconds["decode"]
+    return (
+        f"plain decoding would have taken about {steps * plain_step:.2f} s ({steps} steps of "
+        f"{plain_step * 1e3:.0f} ms, as timed after this run); speculative decoding took {seconds:.2f} s: "
+        f"{steps * plain_step / seconds:.2f} times the tokens/s"
+    )
+
+
+def against_plain(result: Result, plain: Result, times: dict[str, Any]) -> str:
+    """The two runs of ``--compare``; times are specjax.record.TIMING."""
+
+    def written(run: Result) -> str:
+        return f"{run.seconds['decode']:.2f} s ({speed(run):.1f} tokens/s)"
+
+    same = "identical output" if times["identical"] else "different output (see docs/exactness.md)"
+    ratio = f"{times['ratio']:.2f} times the tokens/s"
+    return f"plain decoding: {written(plain)}; speculative: {written(result)}; {ratio}; {same}"
+
+
+def calls_line(calls: dict[str, Any]) -> str:
+    """Of ``--profile``: specjax.record.CALLS."""
+    widths = ", ".join(f"{seconds * 1e3:.1f} ms for {width}" for width, seconds in calls["verify"].items())
+    return (
+        f"a plain step {calls['plain_step'] * 1e3:.1f} ms; drafting {calls['draft'] * 1e3:.1f} ms; "
+        f"verification by tokens {widths}"
+    )
