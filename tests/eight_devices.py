@@ -15,8 +15,7 @@ from convert import checkpoint
 from specjax import LlamaConfig, decode, drafters, generate, stream, testing
 from specjax.checkpoints.load import load
 from specjax.drafters import DraftModel, PromptLookup
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
 from specjax.models.heads.eagle3_head import Eagle, EagleConfig
 from specjax.models.quantized import map_with_path
@@ -49,9 +48,9 @@ def alone(name):
 
 def compiled_round(lm, drafter):
     """The program of one round, and the state that it takes."""
-    job = prepare(lm, PROMPTS, Options(drafter=drafter, **OPTIONS))
-    state = job.start(job.request)
-    lowered = decode.round_jit.lower(lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
+    job = prepare(lm, PROMPTS, drafter=drafter, **OPTIONS)
+    state = job.start()
+    lowered = decode.round_jit.lower(lm, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
     return lowered.compile(), state
 
 

@@ -80,7 +80,7 @@ def test_what_a_policy_is_told_is_the_law_of_the_logits_whatever_sharpens_q():
     told = {}
     for temperature in (0.0, 1.0):
         request = job.request._replace(sampling=job.request.sampling._replace(temperature=jnp.array([temperature])))
-        keys = job.verifier.draft_keys(request.key, request.prompt_lengths)
+        keys = job.decoder.verifier.draft_keys(request.key, request.prompt_lengths)
         draft = TWIN.propose(LM, job.start(request), keys, 3)[0]
         told[temperature] = float(draft.entropy[0, 0])
         law = draft.probs[0, 0] if temperature else None

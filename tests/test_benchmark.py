@@ -12,8 +12,7 @@ from convert.llama_weights import to_hf as to_hf_tensors
 from specjax import generate
 from specjax.drafters import DraftModel
 from specjax.drafting import theory
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.measure.benchmark import early_exit as early_exit_module
 from specjax.measure.benchmark import latency, peers, plots, sweep
 from specjax.measure.benchmark import timed as measure
@@ -118,7 +117,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(case):
 
     generate(case.target, case.prompts(), **options(1))  # the small programs around the large ones
     steady(1).measure(repeats=1)
-    prepare(case.target, case.prompts(), Options(**options(2))).compile()
+    prepare(case.target, case.prompts(), **options(2)).compile()
     steady(2).compile()
     with count_traces() as seen:
         generate(case.target, case.prompts(), **options(2))

@@ -29,7 +29,7 @@ def no_cache_before_and_after(monkeypatch):
             yield
 
 
-def compiled_anew() -> testing.compilation.Compilations:
+def compiled_anew() -> testing.traces.Compilations:
     """As in a process of its own: jit remembers by function object."""
     with testing.count_traces() as seen:
         jax.jit(lambda x: x * 2 + 1)(np.ones(3, np.float32))

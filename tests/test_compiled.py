@@ -16,8 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 
 from specjax import LM, decode, drafters, testing
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.models import llama, modules, parallel, quantized
 from specjax.models.config import PRESETS
 from specjax.models.heads.eagle3_head import Eagle, EagleConfig
@@ -33,9 +32,9 @@ def nbytes(tree):
 @pytest.mark.parametrize("program", ["run_jit", "round_jit"])
 def test_both_caches_are_updated_in_place_on_the_cpu(program):
     lm = testing.tiny_lm(0, num_hidden_layers=1)
-    job = prepare(lm, [[1, 2, 3]], Options(drafter=DraftModel(lm), max_new_tokens=8))
+    job = prepare(lm, [[1, 2, 3]], drafter=DraftModel(lm), max_new_tokens=8)
     state = jax.eval_shape(job.start, job.request)
-    lowered = getattr(decode, program).lower(lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
+    lowered = getattr(decode, program).lower(lm, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
     compiled = lowered.compile()
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes((state.cache, state.drafter))
 
@@ -84,7 +83,7 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     drafter = {
         "none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2), "eagle": head,
     }[drafter]  # fmt: skip
-    request = prepare(testing.tiny_lm(0), [[1, 2, 3]], Options(max_new_tokens=8)).request
+    request = prepare(testing.tiny_lm(0), [[1, 2, 3]], max_new_tokens=8).request
     request = jax.eval_shape(lambda: request._replace(tokens=jnp.zeros((1, CAPACITY), jnp.int32)))
     state = jax.eval_shape(lambda *of: decode.start(*of, K, 64, False), target, drafter, request)
     heads = parallel.cache_sharding(mesh) or whole

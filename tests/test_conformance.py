@@ -15,8 +15,7 @@ from specjax import decode, drafters, testing
 from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.topology import from_choices, from_widths
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.models import cache as kv
 from specjax.models import modules
 from specjax.models.heads import eagle3_head as eagle
@@ -207,14 +206,14 @@ def test_verdicts_on_padded_slots_and_zero_probabilities(verifier):
 def test_caches_have_a_length_that_xla_need_not_pad(drafter):
     """Those that are kept, and those that a model is called with, which may be made for one round."""
     one, size = trial(drafter, "rejection"), 3
-    job = prepare(one.target, [[1, 2]], Options(one.drafter, num_speculative_tokens=size, capacity=512))
+    job = prepare(one.target, [[1, 2]], one.drafter, num_speculative_tokens=size, capacity=512)
 
     def round_of(target, drafter, request):
         state = decode.start(target, drafter, request, size, job.chunk, logprobs=False)
-        return decode.advance(target, drafter, job.verifier, size, state)[0]
+        return decode.advance(target, drafter, job.decoder.verifier, size, state)[0]
 
     with mock.patch.object(LM, "__call__", autospec=True, side_effect=LM.__call__) as calls:
-        state = jax.eval_shape(round_of, job.lm, job.drafter, job.request)
+        state = jax.eval_shape(round_of, job.decoder.target, job.decoder.drafter, job.request)
     seen = [call.args[2] for call in calls.call_args_list]
     seen += [x for x in jax.tree.leaves(state, is_leaf=is_cache) if is_cache(x)]
     assert calls.call_count >= 2, "prompt and block"

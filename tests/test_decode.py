@@ -15,8 +15,7 @@ import pytest
 from specjax import NoDistributionError, decode, generate, stream, testing, warmup
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.drafting.base import static
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 
 LM = testing.tiny_lm(0, max_position_embeddings=64)
 SELF, TWIN = DraftModel(LM), DraftModel(testing.noisy_twin(LM, 0.05))
@@ -100,24 +99,24 @@ def test_rows_of_other_lengths_change_nothing(plain):
 
 
 def test_what_lies_past_a_rows_length_is_never_seen(plain):
-    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
-    state = job.start(job.request)
+    job = prepare(LM, PROMPTS, drafter=TWIN, max_new_tokens=NEW)
+    state = job.start()
     stale = jnp.arange(state.cache.capacity) >= state.cache.lengths[:, None]
 
     def spoil(x):
         return jnp.where(stale[:, None, :, None], 1e4, x)
 
     cache = state.cache._replace(keys=tuple(map(spoil, state.cache.keys)), values=tuple(map(spoil, state.cache.values)))
-    end = job.run(state._replace(cache=cache))
+    end = job.decoder.run(state._replace(cache=cache))
     for row, prompt in enumerate(PROMPTS):
         assert np.asarray(end.tokens)[row, len(prompt) : len(prompt) + NEW].tolist() == plain.tokens[row]
 
 
 def test_caches_cover_all_but_the_last_token_after_each_round():
-    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW))
-    state = job.start(job.request)
+    job = prepare(LM, PROMPTS, drafter=TWIN, max_new_tokens=NEW)
+    state = job.start()
     for _ in range(5):
-        state, _ = job.round(state)
+        state, _ = job.decoder.round(state)
         assert np.array_equal(state.cache.lengths, state.lengths - 1)
         assert (np.asarray(state.drafter.cache.lengths) <= np.asarray(state.lengths) - 1).all()
         assert (np.asarray(state.drafter.cache.lengths) >= np.asarray(state.lengths) - 2).all()
@@ -173,10 +172,10 @@ def test_a_row_alone_is_the_row_of_a_batch():
 
 @pytest.mark.slow  # every operation is compiled on its own
 def test_a_round_outside_jit_is_the_compiled_round():
-    job = prepare(LM, PROMPTS, Options(drafter=TWIN, max_new_tokens=NEW, temperature=0.9))
-    state = job.start(job.request)
-    loose, info = decode.round(job.lm, job.drafter, job.verifier, job.num_speculative_tokens, state)
-    tight, compiled = job.round(state)
+    job = prepare(LM, PROMPTS, drafter=TWIN, max_new_tokens=NEW, temperature=0.9)
+    state = job.start()
+    loose, info = decode.round(job.decoder.target, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
+    tight, compiled = job.decoder.round(state)
     assert np.array_equal(info.committed, compiled.committed)
     assert np.array_equal(loose.lengths, tight.lengths)
     np.testing.assert_allclose(info.p, compiled.p, atol=1e-5)
@@ -187,13 +186,13 @@ def test_a_round_outside_jit_is_the_compiled_round():
 @pytest.mark.parametrize("drafter", [None, PromptLookup(prompt_lookup_min=1)], ids=["plain", "lookup"])
 def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
     """Up to the context's end, in no more room than a block needs: what the second token writes harms nothing."""
-    job = prepare(LM, [[5]], Options(drafter, temperature=0.7))
-    room = int(job.request.limit[0]) + job.block
+    job = prepare(LM, [[5]], drafter, temperature=0.7)
+    room = int(job.request.limit[0]) + job.decoder.plan.block
     state = job.start(job.request._replace(tokens=job.request.tokens[:, :room]))
 
     def run_and_widths():
         def rounds(state):
-            return decode.run(LM, job.drafter, job.verifier, job.num_speculative_tokens, state).tokens[0]
+            return decode.run(LM, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state).tokens[0]
 
         with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
             tokens = jax.jit(rounds)(state)
@@ -206,13 +205,13 @@ def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
 
 
 def test_widths_that_come_to_the_same_are_compiled_once(monkeypatch):
-    job = prepare(LM, [[5]], Options(PromptLookup(), num_speculative_tokens=1))
-    assert job.drafter.widths(1) == (1, 2)
+    job = prepare(LM, [[5]], PromptLookup(), num_speculative_tokens=1)
+    assert job.decoder.drafter.widths(1) == (1, 2)
     state = jax.eval_shape(job.start, job.request)
 
     def calls_of_a_round():
         with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
-            jax.eval_shape(lambda state: decode.round(LM, job.drafter, job.verifier, 1, state), state)
+            jax.eval_shape(lambda state: decode.round(LM, job.decoder.drafter, job.decoder.verifier, 1, state), state)
         return [call.args[1].shape[1] for call in calls.call_args_list]
 
     assert calls_of_a_round() == [1, 2]

@@ -77,10 +77,10 @@ def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypa
 
     @jax.jit
     def judged(target, drafter, state):
-        _, info, p, _ = decode.advance(target, drafter, job.verifier, 2, state)
+        _, info, p, _ = decode.advance(target, drafter, job.decoder.verifier, 2, state)
         return info, p, scored[-1].logits
 
-    info, p, logits = jax.device_get(judged(target, drafter, job.start(job.request)))
+    info, p, logits = jax.device_get(judged(target, drafter, job.start()))
     assert p.dtype == logits.dtype == np.float32
     exact = np.exp(logits.astype(np.float64) / temperature)  # float64, so that rounding p anywhere would show
     assert np.abs(p - exact / exact.sum(-1, keepdims=True)).max() < 1e-5
@@ -96,14 +96,14 @@ def test_q_is_the_float32_array_that_was_sampled():
     job = specjax.generation.prepare(
         lm, [[1, 2, 3]], specjax.Options(drafter=DraftModel(lm), num_speculative_tokens=3, temperature=0.7)
     )
-    state = job.start(job.request)
-    keys = job.verifier.draft_keys(state.key, state.lengths)
-    draft, _ = jax.jit(DraftModel.propose, static_argnums=4)(job.drafter, lm, state, keys, 3)
+    state = job.start()
+    keys = job.decoder.verifier.draft_keys(state.request.key, state.lengths)
+    draft, _ = jax.jit(DraftModel.propose, static_argnums=4)(job.decoder.drafter, lm, state, keys, 3)
     assert draft.probs.dtype == jnp.float32
     assert np.allclose(draft.probs.sum(-1), 1, atol=1e-6)
     again = random.categorical(random.at(keys, state.lengths[:, None] + jnp.arange(3)), draft.probs)
     assert np.array_equal(again, draft.tokens)
-    assert isinstance(state.sampling, sampling.SamplingParams)
+    assert isinstance(state.request.sampling, sampling.SamplingParams)
 
 
 DEEP = tiny_lm(1, vocab_size=8, std=0.7, num_hidden_layers=2, max_position_embeddings=256)
@@ -219,10 +219,10 @@ def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
     job = specjax.generation.prepare(
         DEEP, prompts, specjax.Options(drafter=drafter, num_speculative_tokens=2, max_new_tokens=9)
     )
-    before = job.start(job.request)
-    draft, _ = jax.jit(Lookahead.propose, static_argnums=(0, 4))(job.drafter, job.lm, before, before.key, 2)
+    before = job.start()
+    draft, _ = jax.jit(Lookahead.propose, static_argnums=(0, 4))(job.decoder.drafter, job.decoder.target, before, before.key, 2)
     before = before._replace(active=jnp.array([True, True, True, False]))
-    after = decode.round(job.lm, job.drafter, job.verifier, 2, before)[0]
+    after = decode.round(job.decoder.target, job.decoder.drafter, job.decoder.verifier, 2, before)[0]
     assert not (after.drafter.pool[3] >= 0).any(), "a row that sits out learns nothing"
     for row, prompt in enumerate(prompts[:3]):
         oldest, newest = np.asarray(draft.tokens[row, :10]).reshape(2, 5)
@@ -240,9 +240,9 @@ def learned(drafter, size: int, limits: list[int], part=lambda own: own, **optio
     job = specjax.generation.prepare(DEEP, prompts, specjax.Options(
         drafter=drafter, num_speculative_tokens=size, max_new_tokens=limits, capacity=64, **options
     ))  # fmt: skip
-    state, rounds = job.start(job.request), []
+    state, rounds = job.start(), []
     while state.active[0]:
-        state, _ = job.round(state)
+        state, _ = job.decoder.round(state)
         rounds.append(jax.tree.map(lambda x: np.asarray(x[0]).tolist(), part(state.drafter)))
     return rounds
 

@@ -13,7 +13,7 @@ import specjax
 from specjax.checkpoints import trained_drafters as files
 from specjax.decode import random
 from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
-from specjax.generation import prepare
+from specjax.generation.generate import prepare
 from specjax.models import modules
 from specjax.models.heads import eagle3_head as eagle
 from specjax.models.heads.eagle1_head import Eagle1Config
@@ -37,7 +37,7 @@ def random_head(seed: int = 0, config=CONFIG) -> Eagle:
 def draft_of(drafter: Eagle, prompt: list[int], size: int):
     job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=size, temperature=1.0))
     keys = random.fold(job.request.key, random.DRAFT)
-    return jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(job.request), keys, size)[0]
+    return jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(), keys, size)[0]
 
 
 @each_head
@@ -58,7 +58,7 @@ def test_the_prompt_is_read_along_with_the_target():
     """After prefill nothing is left to catch up with, however ragged the prompts and however many their blocks."""
     prompts = [[i % 12 for i in range(size)] for size in (150, 1, 2, 64, 65, 66)]
     job = prepare(TARGET, prompts, specjax.Options(drafter=random_head(), max_new_tokens=4))
-    own = job.start(job.request).drafter
+    own = job.start().drafter
     assert own.ready.tolist() == [len(p) > 1 for p in prompts]
     assert own.cache.lengths.tolist() == [max(len(p) - 2, 0) for p in prompts]
 
@@ -70,7 +70,7 @@ def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
     def head_state(capacity):
         options = specjax.Options(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
         job = prepare(TARGET, [[i % 12 for i in range(100)]], options)
-        state = jax.device_get(job.run(job.start(job.request)).drafter.inner.cache)
+        state = jax.device_get(job.decoder.run(job.start()).drafter.inner.cache)
         return state.keys[0][:, :, : int(state.lengths[0])]
 
     np.testing.assert_allclose(head_state(None), head_state(384), atol=1e-4)

@@ -7,8 +7,7 @@ import pytest
 
 from specjax import generate, stream, testing
 from specjax.drafters import DraftModel, PromptLookup, TreeModel
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 
 LM = testing.tiny_lm(0, std=0.7, vocab_size=8)
 TWIN = testing.noisy_twin(LM, 0.2)
@@ -69,8 +68,8 @@ def test_what_is_not_asked_for_is_not_computed(asked, own, best):
     events = stream(LM, PROMPTS, logprobs=asked, **given("twin"))
     event = next(events)
     assert (event.logprob is not None) == own and (event.top_logprobs is not None) == (best is not None)
-    job = prepare(LM, PROMPTS, Options(logprobs=asked, **given("twin")))
-    state, info = jax.eval_shape(lambda: job.round(job.start(job.request)))
+    job = prepare(LM, PROMPTS, logprobs=asked, **given("twin"))
+    state, info = jax.eval_shape(lambda: job.decoder.round(job.start()))
     assert (state.logprobs is not None) == own
     for held in (state.top, info.top):
         assert (held is not None) == (best is not None)

@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from specjax import drafters
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.measure import memory
 from specjax.testing import tiny_lm
 
@@ -30,8 +29,8 @@ def test_the_report_is_what_is_allocated(drafting, batch):
     drafter = drafters.DraftModel(model(1, layers=1, heads=2, kv_heads=1)) if drafting else None
     options = dict(drafter=drafter, max_new_tokens=400)
     prompts = [[1, 2, 3]] * batch
-    job = prepare(target, prompts, Options(**options))
-    state = jax.block_until_ready(job.start(job.request))
+    job = prepare(target, prompts, **options)
+    state = jax.block_until_ready(job.start())
     assert memory.report(target, prompts, **options)["total"] == pytest.approx(live_bytes() - before, rel=0.05)
     del state
 

@@ -10,8 +10,7 @@ from test_conformance import DRAFTERS, TARGET, TARGETS
 import specjax
 from specjax import decode
 from specjax.decode import random
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 
 SETTINGS = {
     "keys of kind rbg": lambda: jax.default_prng_impl("rbg"),
@@ -77,6 +76,6 @@ def test_draws_are_those_without_the_setting(name):
 
 @pytest.mark.parametrize("keys", (jax.random.split(jax.random.key(0, impl="rbg"), 1), np.zeros((1, 2), np.uint32)))
 def test_keys_of_another_kind_are_refused_by_name(keys):
-    job = prepare(TARGET, [[1, 2]], Options(drafter=DRAFTERS["noisy twin"]))
+    job = prepare(TARGET, [[1, 2]], drafter=DRAFTERS["noisy twin"])
     with pytest.raises(ValueError, match="threefry2x32.*got.*(rbg|uint32).*request_keys"):
-        decode.start(job.lm, job.drafter, job.request._replace(key=keys), 3, chunk=64, logprobs=False)
+        decode.start(job.decoder.target, job.decoder.drafter, job.request._replace(key=keys), 3, chunk=64, logprobs=False)

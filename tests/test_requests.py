@@ -6,15 +6,15 @@ import pytest
 
 from specjax import generate, stream, testing, warmup
 from specjax.decode import numeric
-from specjax.generation import prepare, requests
-from specjax.generation.requests import Options
+from specjax.generation import requests
+from specjax.generation.generate import prepare
 
 LM = testing.tiny_lm(0, eos_token_ids=(7,))
 PROMPT = [[1, 2, 3]]
 
 
 def job(prompts=PROMPT, **options):
-    return prepare(LM, prompts, Options(**options))
+    return prepare(LM, prompts, **options)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from specjax.decode import random, sampling
 from specjax.decode.sampling import Context, SamplingParams
 from specjax.generation import requests
-from specjax.generation.requests import Options
+from specjax.generation.options import Options
 
 VOCAB = 11
 TOKENS = np.array([[1, 2, 3, 1, 2, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0, 0]], np.int32)

@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax.decode import random
 from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
-from specjax.generation import prepare
+from specjax.generation.generate import prepare
 from specjax.models import llama, modules
 from specjax.models.heads.eagle1_head import Eagle1Config
 from specjax.models.heads.eagle3_head import EagleConfig
@@ -248,6 +248,6 @@ def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     drafter = PaSS(PASS.config, params)
     job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=3, temperature=1.0))
     keys = random.fold(job.request.key, random.DRAFT)
-    draft = jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(job.request), keys, 3)[0]
+    draft = jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(), keys, 3)[0]
     q = jax.nn.softmax(llama.merge(TARGET.config, TARGET.params).head(hidden[0, -2:]), axis=-1)
     np.testing.assert_allclose(q, draft.probs[0, 1:], atol=2e-5)

@@ -17,8 +17,8 @@ from specjax.decode import random, sampling
 from specjax.decode.types import Draft
 from specjax.drafters import Adaptive, DraftModel, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
 from specjax.drafting.grow_tree import draw_children
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
+from specjax.generation.options import Options
 from specjax.measure import acceptance, timing
 from specjax.models import cache as kv
 from specjax.models.quantized import dequantize
@@ -125,12 +125,12 @@ def test_the_first_token_has_the_targets_law(table, width, with_replacement):
     rows = jnp.broadcast_to(jnp.asarray(p, jnp.float32), (ROWS, width + 1, 5))
     verdict = jax.jit(Rejection().verify)(rows, draft, KEYS, AT)
     drafted = np.asarray(draft.tokens)[np.arange(ROWS), np.maximum(verdict.node, 1) - 1]
-    first = np.where(verdict.count == 1, drafted, verdict.token)
+    first = np.where(verdict.accepted == 1, drafted, verdict.token)
     assert stats.chisquare(np.bincount(first, minlength=5), ROWS * p).pvalue > 1e-4
     distinct = np.array([len(set(row)) == width for row in np.asarray(draft.tokens)])
     assert distinct.all() != with_replacement
     if width == 5 and not with_replacement:
-        assert (verdict.count == 1).all(), "all tokens are there, so one is accepted"
+        assert (verdict.accepted == 1).all(), "all tokens are there, so one is accepted"
     for rank in range(1, width):  # a duplicate of a refused token has nothing left
         again = (np.asarray(draft.tokens)[:, :rank] == np.asarray(draft.tokens)[:, rank, None]).any(1)
         assert not (again & (np.asarray(verdict.node) == rank + 1)).any()
@@ -141,16 +141,16 @@ def test_coupled_follows_the_targets_own_draws_to_the_deepest_node():
     p = jnp.broadcast_to(jax.nn.one_hot(jnp.array([2, 1, 1, 1, 3, 3]), 4), (1, 6, 4))
     draft = Draft(jnp.array([[2, 2, 0, 1, 3]]), jnp.ones((1, 5), bool), None, jnp.array([[0, 0, 1, 2, 4]]))
     verdict = Coupled().verify(p, draft, random.request_keys([0]), jnp.array([3]))
-    assert (int(verdict.count[0]), int(verdict.node[0]), int(verdict.token[0])) == (3, 5, 3)
+    assert (int(verdict.accepted[0]), int(verdict.node[0]), int(verdict.token[0])) == (3, 5, 3)
     cut = draft._replace(valid=jnp.array([[True, True, True, False, True]]))
     verdict = Coupled().verify(p, cut, random.request_keys([0]), jnp.array([3]))
-    assert (int(verdict.count[0]), int(verdict.node[0]), int(verdict.token[0])) == (1, 1, 1)
+    assert (int(verdict.accepted[0]), int(verdict.node[0]), int(verdict.token[0])) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("verifier", [name for name, v in VERIFIERS.items() if not v.trees])
 def test_verifiers_of_chains_refuse_trees(verifier):
     with pytest.raises(ValueError, match="judges chains, and TreeModel drafts trees .* choose one of 'rejection'"):
-        prepare(LM, PROMPTS, Options(drafter=TREE, verifier=verifier, lossy=True, num_speculative_tokens=3))
+        prepare(LM, PROMPTS, drafter=TREE, verifier=verifier, lossy=True, num_speculative_tokens=3)
     prepare(LM, PROMPTS, Options(drafter=TreeModel(TWIN, (1, 1)), verifier="rejection", num_speculative_tokens=3))
 
 
@@ -180,10 +180,10 @@ def test_trees_give_plain_decodings_tokens_and_logprobs(drafter, kv_dtype):
 def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     """Siblings lie between the accepted entries until these are moved together."""
     lm = dataclasses.replace(LM, kv_dtype=kv_dtype)
-    job = prepare(lm, PROMPTS, Options(drafter=TREE, **SAMPLED))
-    state, moved = job.start(job.request), 0
+    job = prepare(lm, PROMPTS, drafter=TREE, **SAMPLED)
+    state, moved = job.start(), 0
     for _ in range(10):
-        state, info = job.round(state)
+        state, info = job.decoder.round(state)
         moved += int(jnp.sum(info.accepted > 1))
         anew = lm(state.tokens, kv.with_lengths(lm.alloc_cache(3, state.tokens.shape[1]), state.lengths * 0)).cache
         held = np.arange(state.tokens.shape[1]) < np.asarray(state.lengths)[:, None] - 1
@@ -194,16 +194,16 @@ def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
 
 
 def test_a_row_fills_buffers_that_hold_not_one_token_more():
-    job = prepare(LM, PROMPTS, Options(drafter=TREE, **SAMPLED))
-    capacity = int(jnp.max(job.request.limit)) + job.block
-    assert job.block == 16 and job.request.tokens.shape[1] >= capacity
+    job = prepare(LM, PROMPTS, drafter=TREE, **SAMPLED)
+    capacity = int(jnp.max(job.request.limit)) + job.decoder.plan.block
+    assert job.decoder.plan.block == 16 and job.request.tokens.shape[1] >= capacity
     tight = job.request._replace(tokens=job.request.tokens[:, :capacity])
     out = dataclasses.replace(job, chunk=16).run(dataclasses.replace(job, chunk=16).start(tight))
     want = run(TREE).tokens
     got = [row[len(p) : end] for row, p, end in zip(out.tokens.tolist(), PROMPTS, out.lengths.tolist(), strict=True)]
     assert got == want
     with pytest.raises(ValueError, match="16 for a block"):
-        prepare(LM, PROMPTS, Options(drafter=TREE, **SAMPLED, capacity=capacity - 1))
+        prepare(LM, PROMPTS, drafter=TREE, **SAMPLED, capacity=capacity - 1)
 
 
 def test_an_exact_tie_in_a_tree_goes_to_the_lowest_id():
@@ -218,8 +218,8 @@ def test_an_exact_tie_in_a_tree_goes_to_the_lowest_id():
 
 def test_greedy_siblings_are_the_best_tokens_in_order():
     """At temperature 0 nothing is left to draw after the first, and the tree would be a chain."""
-    job = prepare(LM, PROMPTS, Options(drafter=TREE, num_speculative_tokens=1, temperature=0.0))
-    draft, _ = TREE.propose(LM, job.start(job.request), job.request.key, 1)
+    job = prepare(LM, PROMPTS, drafter=TREE, num_speculative_tokens=1, temperature=0.0)
+    draft, _ = TREE.propose(LM, job.start(), job.request.key, 1)
     full = generate(TWIN, PROMPTS, max_new_tokens=1).tokens
     assert draft.valid.all() and draft.tokens[:, 0].tolist() == [row[0] for row in full]
     assert (jnp.take_along_axis(draft.probs, draft.tokens[..., None], 2) == 1).all()

@@ -8,8 +8,7 @@ import tokenizers
 
 from specjax import generate, stream, testing
 from specjax.drafters import Cascade, DraftModel, Jacobi, LayerSkip, Lookahead, PromptLookup, RandomDraft, TreeModel
-from specjax.generation import prepare
-from specjax.generation.requests import Options
+from specjax.generation.generate import prepare
 from specjax.text.tokenizer import Tokenizer
 
 VOCAB, KNOWN = 8, [0, 1, 2, 4, 6]  # 3 and 5 are holes, 7 is padding
@@ -74,19 +73,19 @@ def test_a_switch_allows_them_and_without_a_tokenizer_nothing_is_forbidden():
     bare = drafted(None, BARE)
     assert set(np.unique(bare.tokens)) == set(range(VOCAB))
     assert drafted(None, allow_unknown_ids=True).tokens == bare.tokens
-    assert prepare(BARE, [[1]], Options()).request.sampling.allowed is None
+    assert prepare(BARE, [[1]], ).request.sampling.allowed is None
 
 
 def test_a_tokenizer_that_covers_the_vocabulary_costs_nothing():
     whole = dataclasses.replace(LM, tokenizer=tokenizer(list(range(VOCAB + 2))))  # more ids than rows too
-    assert prepare(whole, [[1]], Options()).request.sampling.allowed is None
+    assert prepare(whole, [[1]], ).request.sampling.allowed is None
 
 
 def test_a_callers_own_allowed_ids_are_cut_to_the_known_ones():
-    allowed = prepare(LM, [[1]] * 2, Options(allowed_token_ids=[[1, 3, 6], None])).request.sampling.allowed
+    allowed = prepare(LM, [[1]] * 2, allowed_token_ids=[[1, 3, 6], None]).request.sampling.allowed
     assert [np.flatnonzero(row).tolist() for row in allowed] == [[1, 6], KNOWN]
     with pytest.raises(ValueError, match=r"allowed_token_ids of row 0.*tokenizer.*allow_unknown_ids=True"):
-        prepare(LM, [[1]], Options(allowed_token_ids=[3, 7]))
+        prepare(LM, [[1]], allowed_token_ids=[3, 7])
 
 
 @pytest.mark.parametrize("unknown", [3, 7])

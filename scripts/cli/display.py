@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from specjax.generation import Result
 from specjax.generation.metrics import Totals
+from specjax.generation.result import Result
 from specjax.models import llama
 from specjax.models.lm import LM
 from specjax.models.quantized import kind_of

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from specjax.text import chat, special_tokens
 from specjax.text.control import Control
-from specjax.text.text_stream import chat, check_unicode, special_tokens
+from specjax.text.text_stream import check_unicode
 
 
 class Tokenizer:

@@ -223,10 +223,10 @@ def one_cursor_for_all_rows():
 def stop_looked_for_only_at_the_end():
     def make(commit):
         def faulty(state, draft, p, logits, verdict, failed):
-            last = decode.is_stop(verdict.token[:, None], state.stop_ids)  # [B, 1]
-            seen = jnp.where(last, state.stop_ids, sampling.NO_TOKEN)
+            last = decode.is_stop(verdict.token[:, None], state.request.stop_ids)  # [B, 1]
+            seen = jnp.where(last, state.request.stop_ids, sampling.NO_TOKEN)
             new, info = commit(state._replace(stop_ids=seen), draft, p, logits, verdict, failed)
-            return new._replace(stop_ids=state.stop_ids), info
+            return new._replace(stop_ids=state.request.stop_ids), info
 
         return faulty
 
@@ -238,10 +238,10 @@ def limit_not_enforced():
     wrap(decode, "commit", lambda commit: lambda state, *rest: restore(commit(unlimited(state), *rest), state))
 
     def unlimited(state):
-        return state._replace(limit=state.limit + 1)
+        return state._replace(limit=state.request.limit + 1)
 
     def restore(result, state):
-        return result[0]._replace(limit=state.limit), result[1]
+        return result[0]._replace(limit=state.request.limit), result[1]
 
 
 @fault(FLOAT32(0.3), FLOAT32(1.0))
@@ -278,8 +278,8 @@ def top_p_on_the_target_alone():
     """Still lossless: it costs acceptance only."""
     def make(propose):
         def faulty(self, target, state, *rest):
-            draft, after = propose(self, target, state._replace(sampling=state.sampling._replace(top_p=None)), *rest)
-            return draft, after._replace(sampling=state.sampling)
+            draft, after = propose(self, target, state._replace(sampling=state.request.sampling._replace(top_p=None)), *rest)
+            return draft, after._replace(sampling=state.request.sampling)
 
         return faulty
 
