@@ -19,8 +19,8 @@ from specjax.drafters.eagle import Eagle
 from specjax.models import config_values as values
 from specjax.models import modules
 from specjax.models.config import from_hf
-from specjax.models.heads.eagle1_head import Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
 
 LAYER = "midlayer"
@@ -33,10 +33,10 @@ _OWN = {
 }
 
 
-def table(config: EagleConfig | Eagle1Config) -> dict[str, Part]:
+def table(config: Eagle3HeadConfig | Eagle1HeadConfig) -> dict[str, Part]:
     """Every tensor of weights by its name, and its place in the head's tree."""
     c, size = config.layer, config.layer.hidden_size
-    if isinstance(config, Eagle1Config):
+    if isinstance(config, Eagle1HeadConfig):
         bias = {"fc.bias": whole(("fuse", "bias"), size)} if config.bias else {}
         return {
             "fc.weight": whole(("fuse", "weight"), size, 2 * size),
@@ -96,12 +96,12 @@ def load(folder: str | Path, target: LM) -> Eagle:
             f"misshapen: embed_tokens.weight is {list(embed.shape)}, expected {[vocab, config.layer.hidden_size]}"
         )
     params = filler.finish()
-    if isinstance(config, Eagle1Config):
+    if isinstance(config, Eagle1HeadConfig):
         return Eagle(config, {**params, "lm_head": target.head_table()}, None, embed=embed)
     return Eagle(config, params, jnp.asarray(tokens, jnp.int32), embed=embed)
 
 
-def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
+def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig:
     """From ``config.json``. Raises as :func:`load`."""
     path = folder / "config.json"
     if not path.is_file():
@@ -133,9 +133,9 @@ def read_config(folder: Path, target: LM) -> EagleConfig | Eagle1Config:
                 f"{path}: a head of {layer.vocab_size} tokens drafts with the target's output head, which has "
                 f"{target.config.vocab_size}"
             )
-        return Eagle1Config(layer, own["bias"] is not False)
+        return Eagle1HeadConfig(layer, own["bias"] is not False)
     layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
-    return EagleConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
+    return Eagle3HeadConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
 
 
 def _are_layers(taps: Any, depth: int) -> bool:

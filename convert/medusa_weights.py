@@ -13,14 +13,13 @@ from convert.source import read_json
 from specjax.drafters.medusa import Medusa
 from specjax.models import config_values as values
 from specjax.models import modules
-from specjax.models.heads import medusa_heads as medusa
-from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
 from specjax.models.lm import LM
 
 FILE = "medusa_lm_head.safetensors"
 
 
-def table(config: MedusaConfig) -> dict[str, Part]:
+def table(config: MedusaHeadsConfig) -> dict[str, Part]:
     """Every tensor by its name, and its place in the heads' tree."""
     size, vocab, last = config.hidden_size, config.vocab_size, config.num_layers
     parts = {}
@@ -47,14 +46,14 @@ def load(folder: str | Path, target: LM) -> Medusa:
     """
     folder = Path(folder)
     config = read_config(folder / "config.json", target)
-    shapes = modules.structure(medusa.Medusa, config)[1]
+    shapes = modules.structure(MedusaHeads, config)[1]
     filler = Filler(Sheet(table(config), name_of=str), shapes, target.dtype, lambda path, leaf: jnp.asarray(leaf))
     for name, array in open_folder(folder, FILE):
         filler.take(name.removeprefix("medusa_head."), array)
     return Medusa(config, filler.finish(), None)
 
 
-def read_config(path: Path, target: LM) -> MedusaConfig:
+def read_config(path: Path, target: LM) -> MedusaHeadsConfig:
     """From ``config.json``; one block a head where the file doesn't say how many. Raises as :func:`load`."""
     hf, c = read_json(path), target.config
     problems = values.problems(hf, {key: values.COUNT for key in ("medusa_num_heads", "medusa_num_layers")})
@@ -63,4 +62,4 @@ def read_config(path: Path, target: LM) -> MedusaConfig:
     if problems:
         raise ValueError(f"{path}: {'; '.join(problems)}")
     layers = hf.get("medusa_num_layers")
-    return MedusaConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], 1 if layers is None else layers, True)
+    return MedusaHeadsConfig(c.hidden_size, c.vocab_size, hf["medusa_num_heads"], 1 if layers is None else layers, True)

@@ -24,6 +24,7 @@ import specjax
 from specjax.drafters import LayerSkip
 from specjax.drafting import theory
 from specjax.generation.compilation import compilation_cache_of_script
+from specjax.training.sublayers import weighted
 
 MAX_K = 8
 
@@ -47,7 +48,7 @@ def run_layers(lm: specjax.LM, tokens: jax.Array, weights: jax.Array) -> jax.Arr
     A weight of 0 leaves a sublayer out, and any set of them is one program. Committed tokens' keys and values are
     those of the thinned model here and the target's own in decoding, so decoding accepts a little more.
     """
-    thin = lm.weighted(weights)
+    thin = weighted(lm, weights)
     return jnp.argmax(thin(tokens, thin.alloc_cache(*tokens.shape)).logits, axis=-1)
 
 

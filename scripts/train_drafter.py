@@ -24,9 +24,9 @@ from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.models.heads.eagle1_head import Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
+from specjax.models.heads.medusa_heads import MedusaHeadsConfig
 from specjax.report.progress import say
 from specjax.training import loop
 from specjax.training.losses import LOSSES
@@ -125,13 +125,13 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: args.draft_vocab]).astype(np.int32))
     rows = target.head_table()[tokens]
     if args.kind == "medusa":
-        return MedusaObjective(tokens, rows, MedusaConfig(c.hidden_size, len(tokens), args.heads), args.loss)
+        return MedusaObjective(tokens, rows, MedusaHeadsConfig(c.hidden_size, len(tokens), args.heads), args.loss)
     layer = dataclasses.replace(
         c, num_hidden_layers=1, vocab_size=len(tokens), intermediate_size=args.intermediate or c.intermediate_size
     )
     n = c.num_hidden_layers
     taps = tuple(sorted({min(2, n), n // 2, max(n - 3, 0)}))
-    config = Eagle1Config(layer) if args.kind == "eagle" else EagleConfig(layer, taps)
+    config = Eagle1HeadConfig(layer) if args.kind == "eagle" else Eagle3HeadConfig(layer, taps)
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 

@@ -17,14 +17,14 @@ from specjax.checkpoints.load import load
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
-from specjax.models.heads.eagle3_head import Eagle, EagleConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.quantized import map_with_path
 
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
 LM = testing.tiny_lm(0, **SHAPE)
 TIED = testing.tiny_lm(0, tie_word_embeddings=True, **SHAPE)
 DRAFT = testing.noisy_twin(LM, 0.05)
-HEAD = EagleConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
+HEAD = Eagle3HeadConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
 IDS = np.arange(12, dtype=np.int32).reshape(2, 6)
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
@@ -32,7 +32,7 @@ DRAFTERS = {
     "plain": lambda _: None,
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
     "model": lambda mesh: DraftModel(parallel.replicate(DRAFT, mesh)),
-    "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle, HEAD, 3), None),
+    "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle3Head, HEAD, 3), None),
 }
 
 

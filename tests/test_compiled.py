@@ -19,7 +19,7 @@ from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules, parallel, quantized
 from specjax.models.config import PRESETS
-from specjax.models.heads.eagle3_head import Eagle, EagleConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.verify import VERIFIERS
 
 CAPACITY, K = 8192, 2  # one layer's keys are then larger than anything that a round has to compute
@@ -77,8 +77,8 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     cut = (lambda _, x: whole) if mesh is None else (lambda path, x: parallel.sharding(path, x, mesh))
     target = LM(config, abstract(config, quantize, cut), None, kv_dtype, parallel.cache_sharding(mesh))
     draft = LM(small, abstract(small, quantize, lambda *_: whole), None, None, mesh and whole)
-    shape = EagleConfig(dataclasses.replace(config, tie_word_embeddings=False), (0, 1))
-    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), modules.structure(Eagle, shape)[1])
+    shape = Eagle3HeadConfig(dataclasses.replace(config, tie_word_embeddings=False), (0, 1))
+    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), modules.structure(Eagle3Head, shape)[1])
     head = drafters.Eagle(shape, placed(weights, whole), None)
     drafter = {
         "none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2), "eagle": head,

@@ -18,12 +18,10 @@ from specjax.drafting.topology import from_choices, from_widths
 from specjax.generation.generate import prepare
 from specjax.models import cache as kv
 from specjax.models import modules
-from specjax.models.heads import eagle3_head as eagle
-from specjax.models.heads import medusa_heads as medusa
-from specjax.models.heads.eagle1_head import Eagle1, Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.heads.medusa_heads import MedusaConfig
-from specjax.models.heads.pass_tokens import LookaheadConfig, LookaheadTokens
+from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
+from specjax.models.heads.pass_tokens import PassConfig, PassTokens
 from specjax.models.lm import LM
 from specjax.testing import Trial
 
@@ -37,13 +35,13 @@ SELF = DraftModel(TARGET, prefill_chunk=4)
 TWIN = DraftModel(testing.noisy_twin(TARGET, 0.25), prefill_chunk=4)
 THIRD = DraftModel(testing.noisy_twin(TARGET, 0.4, seed=7), prefill_chunk=4)
 FAR = DraftModel(testing.noisy_twin(TARGET, 1.0, seed=3), prefill_chunk=4)
-HEAD_SHAPE = EagleConfig(dataclasses.replace(TARGET.config, vocab_size=3), (0, 1, 2))
-HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(eagle.Eagle, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
-EAGLE1_SHAPE = Eagle1Config(HEAD_SHAPE.layer)
-EAGLE1 = drafters.Eagle(EAGLE1_SHAPE, modules.init(Eagle1, EAGLE1_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
-PASS = drafters.PaSS(LookaheadConfig(8, 2), modules.init(LookaheadTokens, LookaheadConfig(8, 2), 0))
-MEDUSA_SHAPE = MedusaConfig(8, 4, num_heads=2)
-MEDUSA = drafters.Medusa(MEDUSA_SHAPE, modules.init(medusa.Medusa, MEDUSA_SHAPE, 0), np.arange(4))
+HEAD_SHAPE = Eagle3HeadConfig(dataclasses.replace(TARGET.config, vocab_size=3), (0, 1, 2))
+HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(Eagle3Head, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
+EAGLE1_SHAPE = Eagle1HeadConfig(HEAD_SHAPE.layer)
+EAGLE1 = drafters.Eagle(EAGLE1_SHAPE, modules.init(Eagle1Head, EAGLE1_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
+PASS = drafters.PaSS(PassConfig(8, 2), modules.init(PassTokens, PassConfig(8, 2), 0))
+MEDUSA_SHAPE = MedusaHeadsConfig(8, 4, num_heads=2)
+MEDUSA = drafters.Medusa(MEDUSA_SHAPE, modules.init(MedusaHeads, MEDUSA_SHAPE, 0), np.arange(4))
 CORPUS = np.random.default_rng(0).integers(0, 4, (6, 40)).tolist()
 
 DRAFTERS = {

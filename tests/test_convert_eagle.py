@@ -14,7 +14,7 @@ from convert import eagle_weights as eagle
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import Eagle
 from specjax.models import modules
-from specjax.models.heads.eagle1_head import Eagle1Config
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.testing import tiny_lm
 
 
@@ -73,7 +73,7 @@ def test_a_published_head_drafts_as_it_did(tmp_path, change):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_published_head_of_the_first_eagle_drafts_as_it_did(tmp_path, bias):
     """It has no output head of its own and drafts every token of the target's."""
-    config = Eagle1Config(dataclasses.replace(CONFIG.layer, vocab_size=12), bias)
+    config = Eagle1HeadConfig(dataclasses.replace(CONFIG.layer, vocab_size=12), bias)
     params = modules.init(config.module, config, 0)
     drafter = Eagle(config, {**params, "lm_head": TARGET.head_table()}, None)
 

@@ -12,12 +12,12 @@ from convert import medusa_weights as medusa
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import Medusa
 from specjax.models import modules
-from specjax.models.heads.medusa_heads import Medusa as Module
-from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.medusa_heads import MedusaHeads as Module
+from specjax.models.heads.medusa_heads import MedusaHeadsConfig
 from specjax.testing import tiny_lm
 
 TARGET = tiny_lm(2, vocab_size=12, std=0.5)
-CONFIG = MedusaConfig(32, 12, num_heads=3, num_layers=2, own_heads=True)
+CONFIG = MedusaHeadsConfig(32, 12, num_heads=3, num_layers=2, own_heads=True)
 HEADS = Medusa(CONFIG, modules.init(Module, CONFIG, 0), None)
 
 

@@ -28,7 +28,7 @@ from specjax.drafters import (
 )
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.models import modules
-from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.testing import Trial, check_path_independence, checks, chi_square, noisy_twin, table_lm, tiny_lm
 
 
@@ -297,7 +297,7 @@ def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
 
 
 def eagle(prefill_chunk):
-    config = EagleConfig(DEEP.config, (0, 1, 2))
+    config = Eagle3HeadConfig(DEEP.config, (0, 1, 2))
     return Eagle(config, modules.init(config.module, config, 0), None, prefill_chunk=prefill_chunk)
 
 

@@ -15,18 +15,17 @@ from specjax.decode import random
 from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import modules
-from specjax.models.heads import eagle3_head as eagle
-from specjax.models.heads.eagle1_head import Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.testing import table_lm, tiny_lm
 from specjax.training.train_eagle import EagleObjective
 
 TARGET = tiny_lm(2, vocab_size=12, std=0.5)
-CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1, vocab_size=8), (0, 1, 2))
+CONFIG = Eagle3HeadConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1, vocab_size=8), (0, 1, 2))
 TOKENS = jnp.array([0, 1, 2, 4, 5, 7, 9, 11])
 
 
-CONFIGS = {"eagle3": CONFIG, "eagle": Eagle1Config(CONFIG.layer)}
+CONFIGS = {"eagle3": CONFIG, "eagle": Eagle1HeadConfig(CONFIG.layer)}
 each_head = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
@@ -80,8 +79,8 @@ def perfect_pair(vocab: int = 6):
     """A target that follows x by pi(x) whatever came before, and a head that knows pi."""
     following = np.array([3, 0, 5, 1, 2, 4])
     target = table_lm(np.eye(vocab)[following] + 1e-9, hidden_size=8, intermediate_size=8)
-    config = EagleConfig(dataclasses.replace(target.config, vocab_size=vocab), (0,))
-    params = jax.tree.map(jnp.zeros_like, modules.init(eagle.Eagle, config, 0))
+    config = Eagle3HeadConfig(dataclasses.replace(target.config, vocab_size=vocab), (0,))
+    params = jax.tree.map(jnp.zeros_like, modules.init(Eagle3Head, config, 0))
     ones = {name: {"weight": jnp.ones(8)} for name in ("embed_norm", "hidden_norm", "mlp_norm", "norm")}
     # What stands for token x becomes what stands for pi(x): the MLP of a unit vector adds the difference.
     moves = np.zeros((8, 8), np.float32)
@@ -163,4 +162,4 @@ def test_a_file_gives_the_head_back(tmp_path, config):
 @pytest.mark.parametrize("taps", [(1, 1, 2), (2, 1), (), (-1, 0), (0.5,), (True,), [1, 2], 3])
 def test_taps_rise_and_stand_once(taps):
     with pytest.raises(ValueError, match="^the taps of an EAGLE-3 head must be .* got "):
-        EagleConfig(CONFIG.layer, taps)
+        Eagle3HeadConfig(CONFIG.layer, taps)

@@ -12,10 +12,10 @@ from specjax.decode import random
 from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules
-from specjax.models.heads.eagle1_head import Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.heads.medusa_heads import MedusaConfig
-from specjax.models.heads.pass_tokens import LookaheadTokens
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
+from specjax.models.heads.medusa_heads import MedusaHeadsConfig
+from specjax.models.heads.pass_tokens import PassTokens
 from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
 from specjax.training.texts import Texts, dialogues, over_passages
@@ -26,11 +26,11 @@ from specjax.training.train_medusa import MedusaObjective
 from specjax.training.train_pass import PaSSObjective
 
 TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
-CONFIG = EagleConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
+CONFIG = Eagle3HeadConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
-HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1Config(CONFIG.layer), steps=2)
+HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1HeadConfig(CONFIG.layer), steps=2)
 PASS = PaSSObjective.of(TARGET, num_tokens=2, places=6)
-HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaConfig(32, 24, num_heads=2))
+HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaHeadsConfig(32, 24, num_heads=2))
 EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
 RECIPE = loop.Recipe(steps=40, batch=8, learning_rate=1e-2, warmup=4)
 
@@ -241,7 +241,7 @@ def test_questions_on_passages_hold_what_dialogues_said():
 
 def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     """After the last token of a prompt, training has the very states that a draft's own call gives."""
-    prompt, params = [3, 1, 8, 2, 2, 6, 10], modules.init(LookaheadTokens, PASS.config, 1)
+    prompt, params = [3, 1, 8, 2, 2, 6, 10], modules.init(PassTokens, PASS.config, 1)
     text = jnp.array([[*prompt, 5, 7, 9, 11]])
     at = jnp.array([2, len(prompt) - 1])
     hidden = PASS._hidden(params, TARGET, text, at, at[:, None] + 1 + jnp.arange(2))

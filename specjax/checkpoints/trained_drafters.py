@@ -18,22 +18,20 @@ from specjax.drafters.medusa import Medusa
 from specjax.drafters.pass_ import PaSS
 from specjax.models import llama, modules, parallel
 from specjax.models.config import LlamaConfig
-from specjax.models.heads import eagle3_head as eagle
-from specjax.models.heads import medusa_heads as medusa
-from specjax.models.heads.eagle1_head import Eagle1, Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.heads.medusa_heads import MedusaConfig
-from specjax.models.heads.pass_tokens import LookaheadConfig, LookaheadTokens
+from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
+from specjax.models.heads.pass_tokens import PassConfig, PassTokens
 from specjax.models.lm import LM
 from specjax.models.quantized import Quantized, dequantize, map_with_path, quantize
 
 # Kind -> (configuration, module, drafter of configuration, weights and, if it has an output head, tokens); None: a
 # model of its own.
 KINDS: dict[str, tuple[Any, type, Any]] = {
-    "eagle": (Eagle1Config, Eagle1, Eagle),
-    "eagle3": (EagleConfig, eagle.Eagle, Eagle),
-    "medusa": (MedusaConfig, medusa.Medusa, Medusa),
-    "pass": (LookaheadConfig, LookaheadTokens, PaSS),
+    "eagle": (Eagle1HeadConfig, Eagle1Head, Eagle),
+    "eagle3": (Eagle3HeadConfig, Eagle3Head, Eagle),
+    "medusa": (MedusaHeadsConfig, MedusaHeads, Medusa),
+    "pass": (PassConfig, PassTokens, PaSS),
     "model": (LlamaConfig, llama.Llama, None),
 }
 SHARED = ("embed", "lm_head")
@@ -132,10 +130,10 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
         raise ValueError(f"{path} has a configuration that can't be read: {problem}") from problem
     wanted = modules.structure(module, config)[1]
     shape = getattr(config, "layer", config)
-    if shape.hidden_size != target.config.hidden_size:
+    if shape.hidden_size != target.hidden_size:
         raise ValueError(
             f"{path} was trained for a model of hidden size {shape.hidden_size}, but the target's is "
-            f"{target.config.hidden_size}"
+            f"{target.hidden_size}"
         )
 
     def get(keys, leaf):
@@ -161,10 +159,10 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
     if "lm_head" not in wanted:
         return make(config, params)
     tokens = _array(path, arrays, "tokens", (shape.vocab_size,), np.int32)
-    if tokens.min() < 0 or tokens.max() >= target.config.vocab_size:
+    if tokens.min() < 0 or tokens.max() >= target.vocab_size:
         raise ValueError(
             f"{path} drafts token ids from {tokens.min()} to {tokens.max()}, outside the target's vocabulary of "
-            f"{target.config.vocab_size}"
+            f"{target.vocab_size}"
         )
     own = jnp.asarray(tokens)
     return make(config, {**params, "lm_head": target.head_table()[own]}, own)

@@ -11,7 +11,7 @@ from jax import lax
 from specjax.decode import prefill
 from specjax.decode import round as rounds
 from specjax.decode.types import DecodeState, Drafter, Plan, Request, RoundInfo, Verifier
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @partial(
@@ -31,7 +31,7 @@ class Decoder:
       top_logprobs: how many of the likeliest tokens a round reports at each position; static.
     """
 
-    target: LM
+    target: Model
     drafter: Drafter
     verifier: Verifier
     num_speculative_tokens: int

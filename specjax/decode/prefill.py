@@ -14,7 +14,7 @@ from specjax.decode.types import DecodeState, History, Request
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 if TYPE_CHECKING:
     from specjax.decode.decoder import Decoder
@@ -91,7 +91,7 @@ def start(
     return state._replace(cache=cache, active=request.prompt_lengths < request.limit)
 
 
-def catch_up(lm: LM, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
+def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
     """Feeds committed tokens to a draft's cache until the cache of each active row holds ``wanted`` i32[B] of them.
 
     The loop runs while any active row is behind. Rows that are not behind make some entries once more.

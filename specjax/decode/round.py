@@ -31,7 +31,7 @@ from specjax.decode.draft_shape import ChainShape
 from specjax.decode.types import DecodeState, Draft, Judged, Outcome, RoundInfo, Scored, Verdict
 from specjax.models import cache as kv
 from specjax.models import tuning
-from specjax.models.llama import Output
+from specjax.models.model import Output
 from specjax.verify import pieces as chain
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from specjax.decode.draft_shape import CHAIN, Shape
 from specjax.decode.likeliest import Top
 from specjax.decode.sampling import Context, SamplingParams
 from specjax.models.cache import KVCache
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 
 
 class Plan(NamedTuple):
@@ -220,7 +219,7 @@ class Drafter(Protocol):
     - Rows don't see each other.
     """
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         """Block widths, taps, and whether drafts are trees.
 
         Raises:
@@ -228,11 +227,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         """The own state of ``batch`` empty rows, for sequences of up to ``capacity`` tokens."""
         ...
 
-    def follow(self, target: LM, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
+    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
         """Sees the target read a block of each prompt.
 
         Args:
@@ -247,7 +246,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def resume(self, target: LM, own: Any, state: DecodeState) -> Any:
+    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
         """Makes up for prompts that the drafter did not follow and rounds of which it learned no outcome.
 
         A cascade calls this before each proposal; nobody else does.
@@ -255,7 +254,7 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, target: LM, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Any, KVCache]:
         """Up to K tokens after each row's last one.
 
@@ -277,7 +276,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def commit(self, target: LM, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
+    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
         """Learns of the round that led to ``state``; None: rows were only cut back, as under a cascade.
 
         Returns:

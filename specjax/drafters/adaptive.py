@@ -18,8 +18,7 @@ from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafting import theory
 from specjax.drafting.base import static
 from specjax.models.cache import KVCache
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 from specjax.verify import pieces as chain
 
 
@@ -191,7 +190,7 @@ class Adaptive:
         """Draft lengths that are compiled: 1, 2, 4, ... and K."""
         return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plan = self.drafter.plan(target, num_speculative_tokens)
         if plan.trees:
             raise ValueError(
@@ -204,7 +203,7 @@ class Adaptive:
             )
         return plan._replace(widths=(1, *(size + 1 for size in self.sizes(num_speculative_tokens))))
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> AdaptiveState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> AdaptiveState:
         return AdaptiveState(
             self.drafter.init(target, batch, capacity, num_speculative_tokens),
             self.policy.init(batch, num_speculative_tokens),
@@ -213,15 +212,15 @@ class Adaptive:
         )
 
     def follow(
-        self, target: LM, own: AdaptiveState, state: DecodeState, starts: jax.Array, out: Output
+        self, target: Model, own: AdaptiveState, state: DecodeState, starts: jax.Array, out: Output
     ) -> AdaptiveState:
         return own._replace(inner=self.drafter.follow(target, own.inner, state, starts, out))
 
-    def resume(self, target: LM, own: AdaptiveState, state: DecodeState) -> AdaptiveState:
+    def resume(self, target: Model, own: AdaptiveState, state: DecodeState) -> AdaptiveState:
         return own._replace(inner=self.drafter.resume(target, own.inner, state))
 
     def propose(
-        self, target: LM, own: AdaptiveState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: AdaptiveState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, AdaptiveState, KVCache]:
         chosen = jnp.broadcast_to(self.policy.choose(own.policy, num_speculative_tokens), state.lengths.shape)  # [B]
         sizes = self.sizes(num_speculative_tokens)
@@ -244,7 +243,7 @@ class Adaptive:
         valid = draft.valid & (span(num_speculative_tokens) < length[:, None])
         return draft._replace(valid=valid), AdaptiveState(inner, own.policy, draft.entropy, state.active), cache
 
-    def commit(self, target: LM, own: AdaptiveState, state: DecodeState, outcome: Outcome | None) -> AdaptiveState:
+    def commit(self, target: Model, own: AdaptiveState, state: DecodeState, outcome: Outcome | None) -> AdaptiveState:
         inner, policy = self.drafter.commit(target, own.inner, state, outcome), own.policy
         if outcome is not None:
             judged = jnp.minimum(outcome.accepted + 1, outcome.drafted)

@@ -22,7 +22,7 @@ from specjax.drafters.draft_model import check_draft_model
 from specjax.drafting.base import FixedWidth
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 from specjax.verify import pieces as chain
 from specjax.verify.coupled import Coupled
 
@@ -53,7 +53,7 @@ class Cascade(FixedWidth):
     """
 
     inner: Drafter
-    lm: LM
+    lm: Model
     num_speculative_tokens: int = 3
     prefill_chunk: int | None = None
     any_tokenizer: bool = False
@@ -64,24 +64,24 @@ class Cascade(FixedWidth):
             raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
         check_chunk(self.prefill_chunk)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         check_draft_model(target, self.lm, self.any_tokenizer)
-        if self.lm.config.vocab_size != target.config.vocab_size:
+        if self.lm.vocab_size != target.vocab_size:
             raise ValueError(
-                f"a cascade's models need one vocabulary size, got {target.config.vocab_size} for the target and "
-                f"{self.lm.config.vocab_size} for the draft; DraftModel can do with two"
+                f"a cascade's models need one vocabulary size, got {target.vocab_size} for the target and "
+                f"{self.lm.vocab_size} for the draft; DraftModel can do with two"
             )
         self.inner.plan(self.lm, self.num_speculative_tokens)
         return super().plan(target, num_speculative_tokens)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
         del target
         room = kv.room(capacity + num_speculative_tokens + self._decoder.plan.block)
         inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
         return CascadeState(self.lm.alloc_cache(batch, room), inner)
 
     def propose(
-        self, target: LM, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, CascadeState, KVCache]:
         decoder, size = self._decoder, num_speculative_tokens
         drafting = self._begin(own, state, keys, size)
@@ -100,19 +100,19 @@ class Cascade(FixedWidth):
             return drafting, jax.tree.map(lambda buffer, block: put(buffer, block, before), told, new)
 
         sure = jnp.zeros((batch, room), jnp.float32)
-        told = jnp.zeros((batch, room, target.config.vocab_size), jnp.float32), sure, sure
+        told = jnp.zeros((batch, room, target.vocab_size), jnp.float32), sure, sure
         drafting, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (drafting, told))
         q, confidence, entropy = jax.tree.map(lambda x: x[:, :size], told)
         offset = span(size)
         tokens = jnp.take_along_axis(drafting.tokens, state.lengths[:, None] + offset, axis=1)
         drafted = offset < (drafting.lengths - state.lengths)[:, None]
-        fits = state.lengths[:, None] + offset <= self.lm.config.max_position_embeddings
+        fits = state.lengths[:, None] + offset <= self.lm.max_positions
         valid = drafted & fits & jnp.isfinite(q[..., 0])
         draft = Draft(tokens, valid, q, confidence=confidence, entropy=entropy)
         lengths = jnp.where(state.active, drafting.cache.lengths, held)  # idle rows may lag
         return draft, CascadeState(kv.with_lengths(drafting.cache, lengths), drafting.drafter), state.cache
 
-    def commit(self, target: LM, own: CascadeState, state: DecodeState, outcome: Outcome | None) -> CascadeState:
+    def commit(self, target: Model, own: CascadeState, state: DecodeState, outcome: Outcome | None) -> CascadeState:
         del target, outcome
         cache = kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1))
         # One round of the target may undo several of the draft model's.

@@ -14,7 +14,7 @@ from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 from specjax.text.tokenizer import check_same_tokenizer
 
 
@@ -35,7 +35,7 @@ class DraftModel(FixedWidth):
         target's.
     """
 
-    lm: LM
+    lm: Model
     temperature: float | None = None
     prefill_chunk: int | None = None
     any_tokenizer: bool = False
@@ -44,16 +44,16 @@ class DraftModel(FixedWidth):
         check_temperature(self.temperature)
         check_chunk(self.prefill_chunk)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         check_draft_model(target, self.lm, self.any_tokenizer)
         return super().plan(target, num_speculative_tokens)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target, num_speculative_tokens
         return DraftState(self.lm.alloc_cache(batch, capacity))
 
     def propose(
-        self, target: LM, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
         def two(cache, previous, last, position):
             # The token before the last again: then full acceptance leaves no hole in the cache.
@@ -71,7 +71,7 @@ class DraftModel(FixedWidth):
         wanted = jnp.maximum(state.lengths - 2, 0)
         cache = catch_up(self.lm, own.cache, state, wanted, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths - 1 + num_speculative_tokens, cache.lengths)  # idle rows may lag
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
         # Where one token is no faster than two, all K steps are one program.
         steps = (two, None) if tuning.least_tokens(self.lm, len(held)) == 2 else (one, two)
         draft, cache = draw_chain(
@@ -79,16 +79,16 @@ class DraftModel(FixedWidth):
         )
         cache = kv.with_lengths(cache, held)
         positions = state.lengths[:, None] + span(num_speculative_tokens)
-        fits = positions <= self.lm.config.max_position_embeddings
+        fits = positions <= self.lm.max_positions
         return draft._replace(valid=draft.valid & fits), DraftState(cache), state.cache
 
-    def commit(self, target: LM, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
+    def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
         # Fed and committed tokens agree up to the new last one, which is a correction or a bonus the draft never fed.
         del target, outcome
         return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
 
 
-def check_draft_model(target: LM, draft: LM, any_tokenizer: bool = False) -> None:
+def check_draft_model(target: Model, draft: Model, any_tokenizer: bool = False) -> None:
     """Raises ValueError if the two live on different devices, or speak different tokens and may not."""
     if draft.mesh != target.mesh:
         raise ValueError(
@@ -97,7 +97,7 @@ def check_draft_model(target: LM, draft: LM, any_tokenizer: bool = False) -> Non
         )
     if draft.tokenizer is not None and target.tokenizer is not None and not any_tokenizer:
         check_same_tokenizer(
-            target.tokenizer, draft.tokenizer, min(target.config.vocab_size, draft.config.vocab_size)
+            target.tokenizer, draft.tokenizer, min(target.vocab_size, draft.vocab_size)
         )
 
 
@@ -106,5 +106,5 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _devices(lm: LM) -> str:
+def _devices(lm: Model) -> str:
     return "one device" if lm.mesh is None else f"a mesh of {lm.mesh.size}"

@@ -17,13 +17,12 @@ from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models import modules, tuning
 from specjax.models.cache import KVCache
-from specjax.models.heads import eagle3_head as eagle
-from specjax.models.heads.eagle1_head import Eagle1, Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.heads import eagle3_head
+from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from specjax.models.model import Model, Output
 
-Head = eagle.Eagle | Eagle1
+Head = Eagle3Head | Eagle1Head
 
 
 class EagleState(NamedTuple):
@@ -42,7 +41,7 @@ class Eagle(ChainOrTree):
     (``resume``): the target is asked for its states again, ``prefill_chunk`` tokens at a time.
 
     Args:
-      config: the head's shape: an ``EagleConfig`` for EAGLE-3's, an ``Eagle1Config`` for that of EAGLE and EAGLE-2.
+      config: the head's shape: an ``Eagle3HeadConfig``, or an ``Eagle1HeadConfig`` (EAGLE and EAGLE-2).
       params: its weights, the tree of ``modules.structure(config.module, config)``.
       tokens: i32[D], the target's id of each token that the head can draft; None: all, as they are.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
@@ -51,7 +50,7 @@ class Eagle(ChainOrTree):
       embed: [V, H], where the head has an embedding of its own; None: the target's.
     """
 
-    config: EagleConfig | Eagle1Config
+    config: Eagle3HeadConfig | Eagle1HeadConfig
     params: dict = dataclasses.field(repr=False)
     tokens: jax.Array | None = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
@@ -63,7 +62,7 @@ class Eagle(ChainOrTree):
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         c, own = target.config, self.config
         if own.layer.hidden_size != c.hidden_size:
             raise ValueError(
@@ -74,14 +73,14 @@ class Eagle(ChainOrTree):
             raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
         return super().plan(target, num_speculative_tokens)._replace(taps=own.taps)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = kv.room(capacity + self.room(num_speculative_tokens))
-        cache = eagle.alloc_cache(self.config, batch, room, target.dtype)
-        feature = jnp.zeros((batch, target.config.hidden_size), target.dtype)
+        cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype)
+        feature = jnp.zeros((batch, target.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
 
     def propose(
-        self, target: LM, own: EagleState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: EagleState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, EagleState, KVCache]:
         head = self._head()
         draft, cache = (self._chain if self.tree is None else self._tree)(
@@ -90,8 +89,8 @@ class Eagle(ChainOrTree):
         own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
-    def _chain(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
-        spread = spreading(self.tokens, target.config.vocab_size)
+    def _chain(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
+        spread = spreading(self.tokens, target.vocab_size)
 
         def next_logits(carry, previous, last, position):
             feature, cache = carry
@@ -99,12 +98,12 @@ class Eagle(ChainOrTree):
             hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], at)
             return spread(head.head(hidden))[:, 0], (hidden[:, 0], cache)
 
-        first, vocab = (own.feature, own.cache), target.config.vocab_size
+        first, vocab = (own.feature, own.cache), target.vocab_size
         draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
         return draft, cache
 
-    def _tree(self, target: LM, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
-        spread = spreading(self.tokens, target.config.vocab_size)
+    def _tree(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
+        spread = spreading(self.tokens, target.vocab_size)
         root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
         rows = jnp.arange(root.shape[0], dtype=jnp.int32)
 
@@ -121,21 +120,21 @@ class Eagle(ChainOrTree):
         grown: Any = self.tree
         at_root = kv.with_lengths(own.cache, root)
         hidden, cache = head(self._embedded(target, last)[:, None], own.feature[:, None], at_root)
-        logits, vocab = spread(head.head(hidden))[:, 0], target.config.vocab_size
+        logits, vocab = spread(head.head(hidden))[:, 0], target.vocab_size
         draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
         return draft, cache
 
-    def _embedded(self, target: LM, tokens: jax.Array) -> jax.Array:
+    def _embedded(self, target: Model, tokens: jax.Array) -> jax.Array:
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
 
-    def follow(self, target: LM, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
+    def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
         head = self._head()
         size = out.hidden.shape[1]
         tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
         features, everyone = self._features(head, out), jnp.ones_like(own.ready)
         return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
 
-    def resume(self, target: LM, own: EagleState, state: DecodeState) -> EagleState:
+    def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready."""
         head = self._head()
         last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
@@ -156,7 +155,7 @@ class Eagle(ChainOrTree):
 
     def _extend(
         self,
-        target: LM,
+        target: Model,
         head: Head,
         own: EagleState,
         starts: jax.Array,
@@ -180,7 +179,7 @@ class Eagle(ChainOrTree):
             kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
         )
 
-    def commit(self, target: LM, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
+    def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
         wanted = state.lengths - 2
         if outcome is None:  # no states came with it, and the last entry's token may have changed
             kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))

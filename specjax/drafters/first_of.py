@@ -10,8 +10,7 @@ from specjax.decode.arrays import where_rows
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafting.combine import alike
 from specjax.models.cache import KVCache
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FirstOf:
     first: Drafter
     second: Drafter
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         first, second = (d.plan(target, num_speculative_tokens) for d in (self.first, self.second))
         return Plan(
             # Where the first is silent the second speaks, so no round is as narrow as a silent first's.
@@ -34,19 +33,19 @@ class FirstOf:
             gives_probs=first.gives_probs or second.gives_probs,
         )
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         return tuple(d.init(target, batch, capacity, num_speculative_tokens) for d in (self.first, self.second))
 
-    def follow(self, target: LM, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
+    def follow(self, target: Model, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
         both = zip((self.first, self.second), own, strict=True)
         return tuple(drafter.follow(target, its_own, state, starts, out) for drafter, its_own in both)
 
-    def resume(self, target: LM, own: tuple, state: DecodeState) -> tuple:
+    def resume(self, target: Model, own: tuple, state: DecodeState) -> tuple:
         both = zip((self.first, self.second), own, strict=True)
         return tuple(drafter.resume(target, its_own, state) for drafter, its_own in both)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         first_own, second_own = own
         first, first_own, cache = self.first.propose(target, first_own, state, keys, num_speculative_tokens)
@@ -63,9 +62,9 @@ class FirstOf:
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), second_own, cache
 
         second, second_own, cache = lax.cond(jnp.any(silent), ask, rest, second_own, cache)
-        return _choose(silent, first, second, target.config.vocab_size), (first_own, second_own), cache
+        return _choose(silent, first, second, target.vocab_size), (first_own, second_own), cache
 
-    def commit(self, target: LM, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
+    def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
         both = zip((self.first, self.second), own, strict=True)
         return tuple(drafter.commit(target, its_own, state, outcome) for drafter, its_own in both)
 

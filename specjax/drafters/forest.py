@@ -13,8 +13,7 @@ from specjax.drafting.base import FixedWidth
 from specjax.drafting.combine import same_probs
 from specjax.drafting.grow_tree import ChainOrTree
 from specjax.models.cache import KVCache
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +43,22 @@ class Forest(FixedWidth):
                 "TreeModel(lm, (1,)) drafts what DraftModel(lm) does"
             )
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plans = [member.plan(target, num_speculative_tokens) for member in self.members]
         taps = tuple(sorted({after for plan in plans for after in plan.taps}))
         return Plan((1 + sum(plan.block - 1 for plan in plans),), taps, trees=num_speculative_tokens > 0)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         return tuple(m.init(target, batch, capacity, num_speculative_tokens) for m in self.members)
 
-    def follow(self, target: LM, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
+    def follow(self, target: Model, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
         return tuple(m.follow(target, s, state, starts, out) for m, s in zip(self.members, own, strict=True))
 
-    def resume(self, target: LM, own: tuple, state: DecodeState) -> tuple:
+    def resume(self, target: Model, own: tuple, state: DecodeState) -> tuple:
         return tuple(m.resume(target, s, state) for m, s in zip(self.members, own, strict=True))
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         drafts, after, cache = [], [], state.cache
         for number, (member, its_own) in enumerate(zip(self.members, own, strict=True)):
@@ -69,10 +68,10 @@ class Forest(FixedWidth):
             draft, its_own, cache = member.propose(target, its_own, asked, apart, num_speculative_tokens)
             drafts.append(draft)
             after.append(its_own)
-        tree = _side_by_side(drafts, target.config.vocab_size, num_speculative_tokens)
+        tree = _side_by_side(drafts, target.vocab_size, num_speculative_tokens)
         return tree, tuple(after), cache
 
-    def commit(self, target: LM, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
+    def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
         return tuple(m.commit(target, s, state, outcome) for m, s in zip(self.members, own, strict=True))
 
 

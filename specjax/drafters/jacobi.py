@@ -15,7 +15,7 @@ from specjax.decode.arrays import span
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth, static
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 class Guess(NamedTuple):
@@ -32,17 +32,17 @@ class Jacobi(FixedWidth):
     guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
     """
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         # The distributions of a guess are the target's own, and say nothing about how sure a drafter is.
         return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
         del capacity
-        shape = (batch, num_speculative_tokens, target.config.vocab_size)
+        shape = (batch, num_speculative_tokens, target.vocab_size)
         return Guess(jnp.full(shape, 1.0 / shape[-1], jnp.float32), jnp.zeros(batch, jnp.int32))
 
     def propose(
-        self, target: LM, own: Guess, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: Guess, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Guess, KVCache]:
         del target
         offset = span(num_speculative_tokens)
@@ -53,7 +53,7 @@ class Jacobi(FixedWidth):
         valid = (offset < known[:, None]) & jnp.isfinite(q[..., 0])
         return Draft(tokens, valid, q, run_at_least=run_at_least), own, state.cache
 
-    def commit(self, target: LM, own: Guess, state: DecodeState, outcome: Outcome | None) -> Guess:
+    def commit(self, target: Model, own: Guess, state: DecodeState, outcome: Outcome | None) -> Guess:
         del target, state
         q, known = own
         if outcome is None:

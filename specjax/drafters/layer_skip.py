@@ -13,8 +13,7 @@ from specjax.drafting.base import Stateless, static
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @static
@@ -41,8 +40,8 @@ class LayerSkip(Stateless):
         for name in ("skip_attention", "skip_mlp"):  # lists would not be static
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
-        layers = target.config.num_hidden_layers
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        layers = target.num_layers
         if self.exit_layer is not None and not 1 <= self.exit_layer <= layers:
             raise ValueError(f"exit_layer must be from 1 to the target's {layers} layers, got {self.exit_layer!r}")
         for name in ("skip_attention", "skip_mlp"):
@@ -51,22 +50,22 @@ class LayerSkip(Stateless):
                 raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
         return super().plan(target, num_speculative_tokens)
 
-    def run(self, config: LlamaConfig) -> tuple[tuple[bool, bool], ...]:
+    def run(self, num_layers: int) -> tuple[tuple[bool, bool], ...]:
         """For each layer, whether its attention and its MLP take part."""
-        end = config.num_hidden_layers if self.exit_layer is None else self.exit_layer
-        layers = range(config.num_hidden_layers)
+        end = num_layers if self.exit_layer is None else self.exit_layer
+        layers = range(num_layers)
         return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
-        run = self.run(target.config)
+        run = self.run(target.num_layers)
 
         def next_logits(cache, previous, last, position):
             out = target(last[:, None], kv.with_lengths(cache, position), run=run)
             return out.logits[:, 0], out.cache
 
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
         draft, cache = draw_chain(
             next_logits, state.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )

@@ -17,7 +17,7 @@ from specjax.decode.sampling import NO_TOKEN
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth, static
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 class Trajectory(NamedTuple):
@@ -61,19 +61,19 @@ class Lookahead(FixedWidth):
                 f"window={self.window!r}, guesses={self.guesses!r}, slots={self.slots!r}"
             )
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
         block = 1 + (self.guesses + self.window) * num_speculative_tokens
         return Plan((block,), trees=num_speculative_tokens > 0, gives_probs=False)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Trajectory:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Trajectory:
         del target, capacity
         window = jnp.full((batch, num_speculative_tokens, self.window), NO_TOKEN, jnp.int32)
         pool = jnp.full((batch, self.slots, num_speculative_tokens + 1), NO_TOKEN, jnp.int32)
         return Trajectory(window, pool, jnp.zeros(batch, jnp.int32))
 
     def propose(
-        self, target: LM, own: Trajectory, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: Trajectory, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Trajectory, KVCache]:
         del target, keys
         size = num_speculative_tokens
@@ -119,7 +119,7 @@ class Lookahead(FixedWidth):
         rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, age + 1, 0), self.guesses)
         return pool[which, 1:], rank > 0
 
-    def commit(self, target: LM, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
+    def commit(self, target: Model, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
         del target, state
         if outcome is None:  # cut back, and guesses stay guesses
             return own

@@ -19,10 +19,8 @@ from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models import modules
 from specjax.models.cache import KVCache
-from specjax.models.heads import medusa_heads as medusa
-from specjax.models.heads.medusa_heads import MedusaConfig
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
+from specjax.models.model import Model, Output
 
 
 class MedusaState(NamedTuple):
@@ -36,46 +34,48 @@ class Medusa(ChainOrTree):
 
     Args:
       config: the heads' shape.
-      params: their weights, the tree of ``modules.structure(models.medusa.Medusa, config)``.
+      params: their weights, the tree of ``modules.structure(models.medusa_heads.MedusaHeads, config)``.
       tokens: i32[D], the target's id of each token that they can draft; None: all, as they are.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
     """
 
-    config: MedusaConfig
+    config: MedusaHeadsConfig
     params: dict = dataclasses.field(repr=False)
     tokens: jax.Array | None = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
-        if self.config.hidden_size != target.config.hidden_size:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "
-                f"{target.config.hidden_size}: they were trained for another model"
+                f"{target.hidden_size}: they were trained for another model"
             )
         return super().plan(target, num_speculative_tokens)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> MedusaState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> MedusaState:
         del capacity, num_speculative_tokens
-        return MedusaState(jnp.zeros((batch, target.config.hidden_size), target.dtype), jnp.zeros(batch, bool))
+        return MedusaState(jnp.zeros((batch, target.hidden_size), target.dtype), jnp.zeros(batch, bool))
 
-    def follow(self, target: LM, own: MedusaState, state: DecodeState, starts: jax.Array, out: Output) -> MedusaState:
+    def follow(
+        self, target: Model, own: MedusaState, state: DecodeState, starts: jax.Array, out: Output
+    ) -> MedusaState:
         at = state.request.prompt_lengths - 2 - starts
         here = (at >= 0) & (at < out.hidden.shape[1])
         hidden = row_at(out.hidden, jnp.clip(at, 0, out.hidden.shape[1] - 1))
         return MedusaState(jnp.where(here[:, None], hidden, own.hidden), own.ready | here)
 
     def propose(
-        self, target: LM, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, MedusaState, KVCache]:
-        module, vocab = modules.merge(medusa.Medusa, self.config, self.params), target.config.vocab_size
+        module, vocab = modules.merge(MedusaHeads, self.config, self.params), target.vocab_size
         logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
         logits = spreading(self.tokens, vocab)(logits)
         draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
-    def resume(self, target: LM, own: MedusaState, state: DecodeState) -> MedusaState:
+    def resume(self, target: Model, own: MedusaState, state: DecodeState) -> MedusaState:
         """Asks the target again for rows whose state is not known."""
         lags = state.active & (state.lengths >= 2) & ~own.ready
 
@@ -87,7 +87,7 @@ class Medusa(ChainOrTree):
 
         return lax.cond(jnp.any(lags), ask, lambda: own)
 
-    def commit(self, target: LM, own: MedusaState, state: DecodeState, outcome: Outcome | None) -> MedusaState:
+    def commit(self, target: Model, own: MedusaState, state: DecodeState, outcome: Outcome | None) -> MedusaState:
         del target
         if outcome is None:
             return own._replace(ready=jnp.zeros_like(own.ready))

@@ -11,7 +11,7 @@ from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
@@ -73,16 +73,16 @@ class NGramTable(OftenSilent):
         logprobs[context[kept], rank[kept]] = np.log(counts[kept] / totals[context[kept]])
         return cls(jnp.asarray(tokens), jnp.asarray(logprobs), temperature)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
-        rows, vocab = self.tokens.shape[0], target.config.vocab_size
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        rows, vocab = self.tokens.shape[0], target.vocab_size
         if rows not in (1, vocab):
             raise ValueError(f"this bigram table was counted for a vocabulary of {rows}, but the target has {vocab}")
         return super().plan(target, num_speculative_tokens)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
 
         def next_logits(carry, previous, last, position):
             row = jnp.minimum(last, self.tokens.shape[0] - 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.decode.types import DecodeState, Draft
 from specjax.drafting.base import Stateless, static
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @static
@@ -17,7 +17,7 @@ class NoDraft(Stateless):
     """Plain decoding, as a drafter with nothing to say."""
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
         shape = (state.lengths.shape[0], num_speculative_tokens)

@@ -10,7 +10,7 @@ import numpy as np
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
@@ -35,11 +35,11 @@ class Oracle(OftenSilent):
             row[: len(text)] = text
         return cls(jnp.asarray(tokens), jnp.asarray(lengths))
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
         size = max(self.tokens.shape[1], state.tokens.shape[1]) + num_speculative_tokens

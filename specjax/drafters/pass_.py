@@ -12,8 +12,8 @@ from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.heads.pass_tokens import LookaheadConfig
-from specjax.models.lm import LM
+from specjax.models.heads.pass_tokens import PassConfig
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
@@ -25,26 +25,26 @@ class PaSS(ChainOrTree, Stateless):
 
     Args:
       config: how many look-ahead tokens there are, and their size.
-      params: their embeddings, the tree of ``modules.structure(LookaheadTokens, config)``.
+      params: their embeddings, the tree of ``modules.structure(PassTokens, config)``.
       tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
       temperature: replaces the request's while drafting.
     """
 
-    config: LookaheadConfig
+    config: PassConfig
     params: dict = dataclasses.field(repr=False)
     tree: Tree | Topology | Sequence[int] | None = None
     temperature: float | None = None
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
-        if self.config.hidden_size != target.config.hidden_size:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these look-ahead tokens are of size {self.config.hidden_size}, but the target's embeddings are "
-                f"{target.config.hidden_size}: they were trained for another model"
+                f"{target.hidden_size}: they were trained for another model"
             )
         return super().plan(target, num_speculative_tokens)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
         last = target.embed(state.tokens[rows, state.lengths - 1])[:, None]  # [B, 1, H]

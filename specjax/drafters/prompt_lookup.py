@@ -9,7 +9,7 @@ from specjax.decode.ngram import longest_match
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent, static
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @static
@@ -31,11 +31,11 @@ class PromptLookup(OftenSilent):
                 f"prompt lookup needs integers 1 <= prompt_lookup_min <= prompt_lookup_max, got {low!r} and {high!r}"
             )
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
 

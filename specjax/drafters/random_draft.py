@@ -9,7 +9,7 @@ from specjax.decode.types import DecodeState, Draft
 from specjax.drafting.base import Stateless, static
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @static
@@ -18,9 +18,9 @@ class RandomDraft(Stateless):
     """K tokens drawn uniformly from what the request's own filters leave of the vocabulary."""
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
 
         def next_logits(carry, previous, last, position):
             return jnp.zeros((last.shape[0], vocab), jnp.float32), carry

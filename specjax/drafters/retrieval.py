@@ -11,7 +11,7 @@ from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent
 from specjax.drafting.datastore import Datastore
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 FANOUT = 16  # places probed at a time: on a GPU a search step is bound by its latency, not by its reads
 
@@ -49,8 +49,8 @@ class Retrieval(OftenSilent):
         highest = np.asarray(np.max(datastore.tokens))
         return cls(tokens, order, highest, retrieval_max, retrieval_min, candidates)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
-        vocab = target.config.vocab_size
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        vocab = target.vocab_size
         if self.highest >= vocab:
             raise ValueError(
                 f"the datastore has token id {self.highest}, outside the target's vocabulary of {vocab}: "
@@ -59,7 +59,7 @@ class Retrieval(OftenSilent):
         return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         del target, keys
         sizes = jnp.arange(self.retrieval_max, self.retrieval_min - 1, -1, dtype=jnp.int32)  # the longest first

@@ -16,7 +16,7 @@ from specjax.drafting.base import Stateless, static
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @static
@@ -39,7 +39,7 @@ class SinkWindow(Stateless):
                 raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         kept = min(self.sink + self.window, state.cache.capacity)
         committed = state.lengths - 1  # entries of the target's cache
@@ -50,7 +50,7 @@ class SinkWindow(Stateless):
             out = target(last[:, None], kv.with_lengths(cache, slots), positions=position[:, None])
             return out.logits[:, 0], out.cache
 
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
         draft, _ = draw_chain(next_logits, small, state, keys, num_speculative_tokens, vocab, self.temperature)
         return draft, own, state.cache
 
@@ -66,4 +66,4 @@ class SinkWindow(Stateless):
             return jnp.pad(rows, ((0, 0), (0, 0), (0, capacity - kept), *((0, 0) for _ in extra)))
 
         keys, values = jax.tree.map(take, (cache.keys, cache.values))
-        return KVCache(keys, values, committed)
+        return cache.replace(keys=keys, values=values, lengths=committed)

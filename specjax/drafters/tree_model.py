@@ -14,7 +14,7 @@ from specjax.drafting.grow_tree import ChainOrTree, Level, Tree, tree_of
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TreeModel(ChainOrTree):
         that is no integer of at least 1.
     """
 
-    lm: LM
+    lm: Model
     tree: Tree | Topology | Sequence[int]
     temperature: float | None = None
     prefill_chunk: int | None = None
@@ -47,16 +47,16 @@ class TreeModel(ChainOrTree):
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         check_draft_model(target, self.lm, self.any_tokenizer)
         return super().plan(target, num_speculative_tokens)
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target
         return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.room(num_speculative_tokens))))
 
     def propose(
-        self, target: LM, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
         # The tokens that a round may have committed are fed again in order, so nothing need be known of the path that
         # they took through the last tree.
@@ -73,16 +73,16 @@ class TreeModel(ChainOrTree):
             out = self.lm(tokens, at, *level.attention(state.lengths, cache.capacity))
             return out.logits, out.cache
 
-        vocab = target.config.vocab_size
+        vocab = target.vocab_size
         draft, cache = self.tree.grow(  # type: ignore[union-attr]
             step, last, out.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
         depth = draft.shape.depths(draft.tokens.shape[1])[:, 1:]
-        fits = state.lengths[:, None] + depth - 1 <= self.lm.config.max_position_embeddings
+        fits = state.lengths[:, None] + depth - 1 <= self.lm.max_positions
         own = DraftState(kv.with_lengths(cache, held))
         return draft._replace(valid=draft.valid & fits), own, state.cache
 
-    def commit(self, target: LM, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
+    def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
         # What was fed of the tree lies past the cache's length; what was cut off a row may lie before.
         del target, outcome
         return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))

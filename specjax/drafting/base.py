@@ -5,22 +5,21 @@ from typing import Any
 import jax
 
 from specjax.decode.types import DecodeState, Outcome, Plan
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 
 
 class FixedWidth:
     """A drafter of chains whose blocks have one width, and that need not be told what the target does."""
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
         return Plan((num_speculative_tokens + 1,))
 
-    def follow(self, target: LM, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
+    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
         del target, state, starts, out
         return own
 
-    def resume(self, target: LM, own: Any, state: DecodeState) -> Any:
+    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
         del target, state
         return own
 
@@ -28,11 +27,11 @@ class FixedWidth:
 class Stateless(FixedWidth):
     """A drafter that reads everything it needs from the committed text. Only ``propose`` is left to write."""
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         del target, batch, capacity, num_speculative_tokens
         return ()
 
-    def commit(self, target: LM, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
+    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
         del target, state, outcome
         return own
 
@@ -40,7 +39,7 @@ class Stateless(FixedWidth):
 class OftenSilent(Stateless):
     """A stateless drafter that often proposes nothing. A round without a draft then costs a plain step."""
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
         return Plan(tuple(sorted({1, num_speculative_tokens + 1})))
 

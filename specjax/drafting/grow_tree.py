@@ -14,7 +14,7 @@ from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import FixedWidth, static
 from specjax.drafting.draw_chain import at_temperature, check_temperature, draw_chain, fit, is_greedy, noisy
 from specjax.drafting.topology import Topology, from_widths
-from specjax.models.lm import LM
+from specjax.models.model import Model
 from specjax.verify import siblings
 
 
@@ -110,10 +110,10 @@ class ChainOrTree(FixedWidth):
         if self.tree is not None:
             object.__setattr__(self, "tree", tree_of(self.tree))
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         if self.tree is None:
             return super().plan(target, num_speculative_tokens)
-        most, vocab = self.tree.most, target.config.vocab_size
+        most, vocab = self.tree.most, target.vocab_size
         if most > vocab:
             raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
         return Plan((1 + self.tree.size(num_speculative_tokens),), trees=num_speculative_tokens > 0)

@@ -17,7 +17,7 @@ def known_ids(lm: LM, stop_ids: Sequence[int] = ()) -> np.ndarray | None:
     tokenizer = lm.tokenizer
     if tokenizer is None or not hasattr(tokenizer, "ids"):
         return None
-    known = np.zeros(lm.config.vocab_size, bool)
+    known = np.zeros(lm.vocab_size, bool)
     for ids in (tokenizer.ids(), np.array([*lm.config.eos_token_ids, *stop_ids], np.int64)):
         known[ids[(ids >= 0) & (ids < len(known))]] = True
     return None if known.all() else known

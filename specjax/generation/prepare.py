@@ -37,7 +37,7 @@ def job_of(lm: LM, given: Any, options: Options) -> Job:
         known_ids.check_prompts(lm, ids)
     options = dataclasses.replace(options, seed=seeds(options.seed, len(ids)))
     request, tokens, chunk = requests.build(lm, ids, options, headroom=plan.block)
-    best = logprobs.best_wanted(options.logprobs, lm.config.vocab_size)
+    best = logprobs.best_wanted(options.logprobs, lm.vocab_size)
     return Job(Decoder(lm, drafter, verifier, size, best), ids, request, tokens, chunk, options)
 
 
@@ -50,7 +50,7 @@ def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
         raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
     if not (verifier.lossless or options.lossy):
         raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")
-    size = min(int(size), lm.config.max_position_embeddings)
+    size = min(int(size), lm.max_positions)
     plan = drafter.plan(lm, max(size, 1))
     if size == 0 or isinstance(drafter, NoDraft):
         drafter, size = DRAFTERS["none"], 0

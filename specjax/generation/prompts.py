@@ -92,14 +92,14 @@ def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
     """Raises ValueError for a prompt that the model can't read."""
     if not ids:
         raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
-    outside = [token for token in ids if not 0 <= token < lm.config.vocab_size]
+    outside = [token for token in ids if not 0 <= token < lm.vocab_size]
     if outside:
         text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
         raise ValueError(
-            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.config.vocab_size}"
+            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.vocab_size}"
         )
-    if len(ids) > lm.config.max_position_embeddings:
+    if len(ids) > lm.max_positions:
         raise ValueError(
             f"prompt {row} has {len(ids)} tokens, more than the model's context of "
-            f"{lm.config.max_position_embeddings}; shorten it"
+            f"{lm.max_positions}; shorten it"
         )

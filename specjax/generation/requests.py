@@ -44,11 +44,11 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
     Raises:
       ValueError: naming the option, the value got and the values expected.
     """
-    batch, vocab = len(prompts), lm.config.vocab_size
+    batch, vocab = len(prompts), lm.vocab_size
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limits = lengths + _new_tokens(options.max_new_tokens, batch)
     _check_least(options, batch)
-    limits = np.minimum(limits, lm.config.max_position_embeddings).astype(np.int32)
+    limits = np.minimum(limits, lm.max_positions).astype(np.int32)
     capacity, chunk = _capacity(lm, options.capacity, int(lengths.max()), int(limits.max()), headroom)
     tokens = np.zeros((batch, capacity), np.int32)
     for row, prompt in enumerate(prompts):
@@ -74,7 +74,7 @@ def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tu
                 f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
                 f"of drafted tokens and one more; got {asked!r}"
             )
-        longest = needed = min(int(asked), lm.config.max_position_embeddings + headroom)  # no text is longer
+        longest = needed = min(int(asked), lm.max_positions + headroom)  # no text is longer
     chunk = tuning.prefill_chunk(longest=longest)
     return bucket(needed, chunk), chunk
 

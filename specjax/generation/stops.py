@@ -6,7 +6,7 @@ import numpy as np
 
 from specjax.decode.numeric import is_int
 from specjax.decode.sampling import NO_TOKEN
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 if TYPE_CHECKING:
     from specjax.generation.options import Options
@@ -16,7 +16,7 @@ def stop_strings(options: "Options") -> tuple[str, ...]:
     return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
 
 
-def stop_token_ids(lm: LM, options: "Options") -> list[int]:
+def stop_token_ids(lm: Model, options: "Options") -> list[int]:
     """The tokens that end a row: ``eos_token_id``, else the model's own; and stop strings that are special tokens.
 
     Raises:
@@ -30,9 +30,9 @@ def stop_token_ids(lm: LM, options: "Options") -> list[int]:
     else:
         ids = list(given) if isinstance(given, list | tuple) else [given]
         for token in ids:
-            if not (is_int(token) and 0 <= token < lm.config.vocab_size):
+            if not (is_int(token) and 0 <= token < lm.vocab_size):
                 raise ValueError(
-                    f"eos_token_id must be an id below the vocabulary size {lm.config.vocab_size}, or a list of such, "
+                    f"eos_token_id must be an id below the vocabulary size {lm.vocab_size}, or a list of such, "
                     f"got {given!r}"
                 )
     for text in stop_strings(options):  # a special token prints nothing, so its text is never found
@@ -41,7 +41,7 @@ def stop_token_ids(lm: LM, options: "Options") -> list[int]:
     return list(dict.fromkeys(ids))
 
 
-def stop_ids(lm: LM, options: "Options", batch: int) -> np.ndarray:
+def stop_ids(lm: Model, options: "Options", batch: int) -> np.ndarray:
     """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
     ids = stop_token_ids(lm, options)
     padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)

@@ -21,7 +21,7 @@ from specjax.drafting.base import Stateless
 from specjax.generation.job import Job
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.lm import LM
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Given(Stateless):
     draft: Draft
     given_plan: Plan
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target, num_speculative_tokens
         return self.given_plan
 
     def propose(
-        self, target: LM, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         del target, keys, num_speculative_tokens
         return self.draft, own, state.cache

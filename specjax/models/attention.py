@@ -7,10 +7,8 @@ of decoding on an NVIDIA GPU one kernel does it all (:mod:`specjax.models.fused_
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,75 +17,59 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.decode.arrays import span
 from specjax.models import cache as kv
-from specjax.models import rope
+from specjax.models import rope, tuning
 from specjax.models.cache import Buffer
 from specjax.models.quantized import Quantized
 
-_CUT: ContextVar[NamedSharding | None] = ContextVar("how caches are cut among devices", default=None)
-_MOST = 32  # queries a kv head, beyond which XLA's kernels are as fast (measured on an H100)
 
+class Block(NamedTuple):
+    """Where a block of tokens stands and what its tokens see: the same for every layer of one call."""
 
-@contextmanager
-def cut(caches: NamedSharding | None) -> Iterator[None]:
-    """What is traced within attends to caches on several devices, cut so: whole on each, or each its own kv heads.
-
-    XLA's partitioner can't cut a hand-written kernel, so each device runs its own.
-
-    Raises:
-      ValueError: for caches cut along anything but their heads.
-    """
-    if caches is not None and (len(caches.spec) > 2 or any(caches.spec[:1])):
-        raise ValueError(
-            f"keys and values [B, kv_heads, S, D] are cut as {caches.spec}, expected by kv heads alone or not at all: "
-            "specjax.parallel.cache_sharding(mesh) makes that"
-        )
-    token = _CUT.set(caches)
-    try:
-        yield
-    finally:
-        _CUT.reset(token)
+    starts: jax.Array  # i32[B] where the block's entries are written
+    angles: tuple[jax.Array, jax.Array] | None  # cos and sin, f32[B, T, D]; None: queries and keys are not rotated
+    mask: jax.Array | None = None  # bool[B, T, S] which slots each token sees; None: every slot up to its own
+    bias: jax.Array | None = None  # f32[B or 1, heads, T, S] added to the scores; None: nothing
 
 
 def attend(
-    qkv: jax.Array,
-    angles: tuple[jax.Array, jax.Array],
-    mask: jax.Array | None,
-    keys: Buffer,
-    values: Buffer,
-    starts: jax.Array,
+    qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, sharding: NamedSharding | None = None
 ) -> tuple[jax.Array, Buffer, Buffer]:
-    """Writes a block's keys and values, and mixes for each of its queries the values that it sees.
+    """Writes a block's keys and values, and mixes for each of its queries the values that the query sees.
 
     Args:
-      qkv: [B, T, kv_heads, group + 2, D]; of each kv head its queries, then its key, then its value, not yet rotated.
-      angles: cos and sin, f32[B, T, D].
-      mask: bool[B, T, S], which slots each token sees; None: every slot up to its own.
+      qkv: [B, T, kv_heads, group + 2, D]; for each kv head its queries, then its key, then its value, not yet rotated.
+      block: where the block stands.
       keys, values: [B, kv_heads, S, D], of one layer.
-      starts: i32[B] where the block is written.
+      sharding: of keys and values on a mesh. XLA's partitioner can't cut a hand-written kernel, so each device runs
+        its own kernel on its own kv heads, or on all of them.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
-    _, block, _, width, dim = qkv.shape
-    short = block * (width - 2) <= _MOST and dim in (32, 64, 128)
-    plain = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    how = kernels() if short and plain else None
+    _, size, _, width, dim = qkv.shape
+    starts, angles, mask, bias = block
+    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
+    typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
+    how = kernels() if short and typed and angles is not None and bias is None else None
     if how is None:
-        return by_xla(qkv, angles, mask, keys, values, starts)
+        return by_xla(qkv, block, keys, values)
     from specjax.models import fused_attention  # not to be had where JAX has no Triton
 
+    def plainly(qkv, angles, mask, keys, values, starts):
+        return by_xla(qkv, Block(starts, angles, mask), keys, values)
+
     kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=how == "cpu"))
-    # Differentiated as what it stands for.
-    kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(by_xla, args, tangents)[1]))
+    # The kernel is differentiated as the plain form that it stands for.
+    kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
     args = qkv, angles, mask, keys, values, starts
-    served, own = partial(lax.platform_dependent, **{how: kernel}, default=by_xla), _CUT.get()
-    if own is None:
+    served = partial(lax.platform_dependent, **{how: kernel}, default=plainly)
+    if sharding is None:
         return served(*args)
-    whole, of_cache = PartitionSpec(), own.spec
+    whole, of_cache = PartitionSpec(), sharding.spec
     of_heads = PartitionSpec(None, None, *of_cache[1:2])  # qkv's, and the result's
     return jax.shard_map(
         served,
-        mesh=own.mesh,
+        mesh=sharding.mesh,
         in_specs=(of_heads, whole, whole, of_cache, of_cache, whole),
         out_specs=(of_heads, of_cache, of_cache),
         check_vma=False,  # of which Pallas says nothing
@@ -109,28 +91,23 @@ def kernels() -> str | None:
     return "cuda"
 
 
-def by_xla(
-    qkv: jax.Array,
-    angles: tuple[jax.Array, jax.Array],
-    mask: jax.Array | None,
-    keys: Buffer,
-    values: Buffer,
-    starts: jax.Array,
-) -> tuple[jax.Array, Buffer, Buffer]:
-    """:func:`attend` in plain JAX, for any block, cache, device and number of them."""
-    batch, block, kv_heads, width, dim = qkv.shape
-    group = width - 2
-    qk = rope.rotate(qkv[..., : group + 1, :], *angles)
+def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
+    """:func:`attend` in plain JAX, for any block, cache, device and number of devices."""
+    batch, size, kv_heads, width, dim = qkv.shape
+    group, (starts, angles, mask, bias) = width - 2, block
+    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
     q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
     keys = kv.write(keys, k.swapaxes(1, 2), starts)
     values = kv.write(values, v.swapaxes(1, 2), starts)
     if mask is None:
-        slots = starts[:, None] + span(block)  # [B, T]
+        slots = starts[:, None] + span(size)  # [B, T]
         mask = span(keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
 
-    q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * block, dim)  # one matrix a kv head
-    scores = kv.scores(q, keys).reshape(batch, kv_heads, group, block, -1) * dim**-0.5  # [B, kv, g, T, S]
+    q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix a kv head
+    scores = kv.scores(q, keys).reshape(batch, kv_heads, group, size, -1) * dim**-0.5  # [B, kv, g, T, S]
+    if bias is not None:
+        scores += bias.reshape(len(bias), kv_heads, group, size, -1)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    out = kv.mixture(weights.reshape(batch, kv_heads, group * block, -1), values, qkv.dtype)
-    out = out.reshape(batch, kv_heads, group, block, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
-    return out.reshape(batch, block, -1), keys, values
+    out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), values, qkv.dtype)
+    out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
+    return out.reshape(batch, size, -1), keys, values

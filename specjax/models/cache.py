@@ -10,11 +10,14 @@ A masked entry still meets 0 * value, and 0 * NaN is NaN. So the values in a cac
 (:func:`finite_values`): what is masked never counts, and no call pays for that but by the few tokens it writes.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from specjax.models.config import LlamaConfig
 from specjax.models.quantized import Quantized, quantize
@@ -22,19 +25,28 @@ from specjax.models.quantized import Quantized, quantize
 Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim]
 
 
-class KVCache(NamedTuple):
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "lengths"], meta_fields=["sharding"])
+@dataclasses.dataclass(frozen=True, eq=False)
+class KVCache:
     """Keys and values of every layer."""
 
     keys: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
     values: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
     lengths: jax.Array  # i32[B] entries in use
+    sharding: NamedSharding | None = None  # how keys and values lie on a mesh, static; None: on one device
 
     @property
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
+    def replace(self, **changes: Any) -> "KVCache":
+        """The same cache with other fields."""
+        return dataclasses.replace(self, **changes)
 
-def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any = None) -> KVCache:
+
+def alloc(
+    config: LlamaConfig, batch: int, capacity: int, dtype, sharding: NamedSharding | None = None
+) -> KVCache:
     """An empty cache. Zeros, not uninitialised memory, which could hold NaN.
 
     Args:
@@ -43,7 +55,15 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
       capacity: entries a row.
       dtype: of keys and values; int8 stores codes, with a float32 scale for each head of each token.
       sharding: of keys and values; None: the default device.
+
+    Raises:
+      ValueError: the sharding cuts keys and values along anything but their heads.
     """
+    if sharding is not None and (len(sharding.spec) > 2 or any(sharding.spec[:1])):
+        raise ValueError(
+            f"keys and values [B, kv_heads, S, D] are cut as {sharding.spec}, expected by kv heads alone or not at "
+            "all: specjax.parallel.cache_sharding(mesh) makes that"
+        )
     shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
 
     def zeros(_) -> Buffer:
@@ -53,7 +73,8 @@ def alloc(config: LlamaConfig, batch: int, capacity: int, dtype, sharding: Any =
         return Quantized(codes, jnp.zeros(shape[:-1], jnp.float32, device=sharding))
 
     layers = range(config.num_hidden_layers)
-    return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), jnp.zeros(batch, jnp.int32))
+    lengths = jnp.zeros(batch, jnp.int32)
+    return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), lengths, sharding)
 
 
 def room(entries: int) -> int:
@@ -89,7 +110,7 @@ def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
     def moved(buffer: Buffer) -> Buffer:
         return _place(buffer, jax.tree.map(lambda x: jax.vmap(lambda row, at: row[:, at])(x, slots), buffer), starts)
 
-    return cache._replace(keys=tuple(map(moved, cache.keys)), values=tuple(map(moved, cache.values)))
+    return cache.replace(keys=tuple(map(moved, cache.keys)), values=tuple(map(moved, cache.values)))
 
 
 def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
@@ -123,4 +144,4 @@ def mixture(weights: jax.Array, values: Buffer, dtype) -> jax.Array:
 
 def with_lengths(cache: KVCache, lengths: jax.Array) -> KVCache:
     """Commits or rolls back to i32[B] lengths."""
-    return cache._replace(lengths=lengths)
+    return cache.replace(lengths=lengths)

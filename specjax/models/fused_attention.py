@@ -15,6 +15,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from specjax.models import tuning
+
 _FAR = -1e30  # in place of -inf, of which differences are no numbers
 _TILE = 64  # cache entries read at once
 
@@ -70,7 +72,7 @@ def attend(
 def parts_of(programs: int, capacity: int) -> int:
     """Programs that share a row's cache, a power of two: one for each 256 entries or more, but no more in all than two
     for a multiprocessor."""
-    most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, 264 // programs))
+    most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, tuning.MOST_KERNEL_PROGRAMS // programs))
     return 1 << (most.bit_length() - 1)
 
 

@@ -5,7 +5,6 @@ Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,71 +13,12 @@ from jax import lax
 
 from specjax.decode.arrays import span
 from specjax.models import attention, modules, rope
+from specjax.models.attention import Block
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
-from specjax.models.quantized import Quantized, dequantize
-
-
-class Output(NamedTuple):
-    """What one call of the model returns."""
-
-    logits: jax.Array  # f32[B, T, V]; V = 0 when not asked for
-    hidden: jax.Array  # [B, T, H], after the last norm
-    cache: KVCache  # T entries written past each row's length; the lengths are as they were
-    taps: dict[int, jax.Array]  # [B, T, H] after so many layers, before any norm; those that were asked for
-
-
-def product(x: jax.Array, weight: jax.Array | Quantized, dtype) -> jax.Array:
-    """x[..., in] times weight[*out, in] over ``in``, accumulated in float32. -> [..., *out] as ``dtype``."""
-    if isinstance(weight, Quantized):
-        return (product(x, weight.values, jnp.float32) * weight.scale).astype(dtype)
-    full = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # no tf32 behind a float32 user's back
-    rows = x.reshape(-1, x.shape[-1])  # [N, in]
-    if jax.default_backend() == "cpu":
-        y = _product_on_cpu(rows, weight, full)
-    else:  # the weight keeps its axes, so that a partitioner may cut any of them; codes are converted as they are read
-        y = lax.dot_general(rows, weight.astype(x.dtype), (((1,), (weight.ndim - 1,)), ((), ())), full, jnp.float32)
-    return y.astype(dtype).reshape(*x.shape[:-1], *weight.shape[:-1])
-
-
-def _product_on_cpu(rows: jax.Array, weight: jax.Array, precision) -> jax.Array:
-    """The product for rows [N, in], which XLA's CPU backend has to be led to: a weight of rank 3 takes it ten times as
-    long, a few rows make it copy the weight into another layout, and codes are converted to a whole second matrix."""
-    if weight.dtype != rows.dtype:
-        return _product_by_blocks(rows, weight, precision)
-    if len(rows) <= 16:
-        return _short_product(rows, weight, precision)
-    return lax.dot_general(rows, weight.reshape(-1, weight.shape[-1]), (((1,), (1,)), ((), ())), precision, jnp.float32)
-
-
-def _short_product(rows: jax.Array, weight: jax.Array, precision) -> jax.Array:
-    """The product for a few rows, which decides what verification costs on a CPU.
-
-    With the weight first and a batch axis nothing is copied, and rows in fours fill the vector unit: 4 rows cost 1.7
-    times one row instead of 2.4.
-    """
-    count = len(rows)
-    rows = jnp.pad(rows, ((0, -count % 4 if count > 1 else 0), (0, 0)))
-    stack = weight if weight.ndim == 3 else weight[None]  # [G, out, in]
-    rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
-    y = lax.dot_general(stack, rows, (((2,), (2,)), ((0,), (0,))), precision, jnp.float32)  # [G, out, N]
-    return y.transpose(2, 0, 1)[:count]
-
-
-def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int = 64) -> jax.Array:
-    """The product with a weight of codes, ``size`` output channels at a time: what is converted stays in the cache."""
-    matrix = codes.reshape(-1, codes.shape[-1])
-    size = min(size, len(matrix))
-    # XLA can't slice fp8 here: it would convert the whole matrix, outside the loop and ten times as slowly.
-    raw = matrix if codes.dtype == jnp.int8 else lax.bitcast_convert_type(matrix, jnp.uint8)
-
-    def block(i, y):
-        # The last block is clamped, here and there: it overlaps the one before it.
-        part = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(raw, i * size, size), codes.dtype)
-        part = _product_on_cpu(rows, part.astype(rows.dtype), precision).reshape(len(rows), size)
-        return lax.dynamic_update_slice_in_dim(y, part, i * size, axis=1)
-
-    return lax.fori_loop(0, -(-len(matrix) // size), block, jnp.zeros((len(rows), len(matrix)), jnp.float32))
+from specjax.models.model import Output
+from specjax.models.product import product
+from specjax.models.quantized import dequantize
 
 
 def positions_of(cache: KVCache, size: int, given: jax.Array | None) -> jax.Array:
@@ -126,11 +66,11 @@ class Attention(nnx.Module):
         inner = c.num_attention_heads * c.head_dim
         self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x, angles, mask, keys, values, starts):
-        """Arguments as of :func:`specjax.models.attention.attend`."""
+    def __call__(self, x, block: Block, keys, values, sharding):
+        """x [B, T, inp]; the other arguments as of :func:`specjax.models.attention.attend`."""
         c = self.config
         qkv = self.qkv(x).reshape(*x.shape[:2], c.num_key_value_heads, c.group_size + 2, c.head_dim)
-        out, keys, values = attention.attend(qkv, angles, mask, keys, values, starts)
+        out, keys, values = attention.attend(qkv, block, keys, values, sharding)
         return self.o(out), keys, values
 
 
@@ -152,10 +92,10 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x, angles, mask, keys, values, starts, run: tuple[bool, bool]):
-        """``run``: whether attention and MLP take part; what is left out costs nothing."""
+    def __call__(self, x, block: Block, keys, values, sharding, run: tuple[bool, bool]):
+        """``run`` says whether attention and MLP take part. A part that is left out costs nothing."""
         if run[0]:
-            attended, keys, values = self.attention(self.attention_norm(x), angles, mask, keys, values, starts)
+            attended, keys, values = self.attention(self.attention_norm(x), block, keys, values, sharding)
             x = x + attended
         return x + self.mlp(self.mlp_norm(x)) if run[1] else x, keys, values
 
@@ -168,10 +108,10 @@ def _traced_once() -> Callable:
     the mesh and the environment too, not on the arguments alone.
     """
 
-    def call(graphdef, weights, x, angles, mask, keys, values, starts, run):
-        return nnx.merge(graphdef, weights)(x, angles, mask, keys, values, starts, run)
+    def call(graphdef, weights, x, block, keys, values, sharding, run):
+        return nnx.merge(graphdef, weights)(x, block, keys, values, sharding, run)
 
-    return jax.jit(call, static_argnames=("graphdef", "run"))
+    return jax.jit(call, static_argnames=("graphdef", "sharding", "run"))
 
 
 class Llama(nnx.Module):
@@ -219,22 +159,22 @@ class Llama(nnx.Module):
           whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
             states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
         """
-        starts = cache.lengths
         x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
         x = whole(x)  # [B, T, H]
         angles = rope.cos_sin(self.config, positions_of(cache, x.shape[1], positions))
+        block = Block(cache.lengths, angles, mask)
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         call = _traced_once()
         for layer, parts, layer_keys, layer_values in zip(self.layers, run, cache.keys, cache.values, strict=True):
             buffers = layer_keys, layer_values
-            x, layer_keys, layer_values = call(*nnx.split(layer), x, angles, mask, *buffers, starts, parts)
+            x, layer_keys, layer_values = call(*nnx.split(layer), x, block, *buffers, cache.sharding, parts)
             keys.append(layer_keys)
             values.append(layer_values)
             hidden_after.append(x)
         hidden = whole(self.norm(x))
         logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*x.shape[:2], 0), jnp.float32)
-        cache = cache._replace(keys=tuple(keys), values=tuple(values))
+        cache = cache.replace(keys=tuple(keys), values=tuple(values))
         return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
 
     def head(self, hidden: jax.Array) -> jax.Array:

@@ -8,10 +8,10 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.models import attention, llama, quantized
+from specjax.models import llama, quantized
 from specjax.models.cache import KVCache, alloc
 from specjax.models.config import LlamaConfig
-from specjax.models.llama import Output
+from specjax.models.model import Output
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a model equals itself alone: arrays have no one answer to ==
@@ -27,6 +27,26 @@ class LM:
     tokenizer: Any | None = None  # specjax.tokenizer.Tokenizer
     kv_dtype: str | None = None  # "int8": how keys and values are stored; None: as they are computed
     cache_sharding: NamedSharding | None = None  # of keys and values, for a model on a mesh (specjax.parallel)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of rows of the output head."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text, in tokens, that the model reads."""
+        return self.config.max_position_embeddings
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the size of the hidden states."""
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, and so the highest number that ``taps`` may name."""
+        return self.config.num_hidden_layers
 
     @property
     def dtype(self):
@@ -68,8 +88,7 @@ class LM:
     ) -> Output:
         """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
         module = llama.merge(self.config, self.params)
-        with attention.cut(self.cache_sharding):
-            return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
+        return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
         """An array in full on every device of the mesh, if there is one."""
@@ -113,26 +132,6 @@ class LM:
             return quantized.quantize(leaf, kind) if quantized.is_matrix(self.config, path) else leaf
 
         return dataclasses.replace(self, params=quantized.map_with_path(small, self.params))
-
-    def weighted(self, sublayers: jax.Array) -> "LM":
-        """This model with what each layer's attention and MLP add times f32[layers, 2]: by 0 they are left out.
-
-        Any set of them is one program so, but it costs what all do; ``run`` of a call saves them. Not for quantised
-        weights.
-        """
-
-        def scaled(linear: dict, factor: jax.Array) -> dict:
-            return {name: leaf * factor.astype(leaf.dtype) for name, leaf in linear.items()}
-
-        layers = {}
-        for name, layer in self.params["layers"].items():
-            attention, mlp = sublayers[int(name)]
-            layers[name] = {
-                **layer,
-                "attention": {**layer["attention"], "o": scaled(layer["attention"]["o"], attention)},
-                "mlp": {**layer["mlp"], "down": scaled(layer["mlp"]["down"], mlp)},
-            }
-        return dataclasses.replace(self, params={**self.params, "layers": layers})
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of this model's shape, dtype and sharding."""

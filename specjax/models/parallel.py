@@ -2,7 +2,7 @@
 
 Megatron's split (Shoeybi et al. 2019, section 3): query/key/value and gate/up products are cut by output, attention
 and MLP outputs by input, so a layer sums across devices twice. Weights say how they are cut, and XLA's
-partitioner does the rest but for looking embeddings up (``LM.embed``) and the attention kernel (``attention.cut``).
+partitioner does the rest but for looking embeddings up (``LM.embed``) and the attention kernel (``attention.attend``).
 Each device holds its kv heads' cache, and everything outside the target is held by all devices alike.
 """
 

@@ -19,7 +19,7 @@ def least_tokens(lm: Any, batch: int) -> int:
     Where matrices are large, XLA's products on a GPU take longer for a single row than for two. The second, unused
     token is written past the row's length; the capacity leaves room for it.
     """
-    large = lm.config.hidden_size >= TWO_TOKENS_FROM
+    large = lm.hidden_size >= TWO_TOKENS_FROM
     return 2 if large and batch == 1 and not lm.in_parts and jax.default_backend() == "gpu" else 1
 
 

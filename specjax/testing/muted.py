@@ -7,8 +7,7 @@ import jax
 
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.models.cache import KVCache
-from specjax.models.llama import Output
-from specjax.models.lm import LM
+from specjax.models.model import Model, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,26 +24,26 @@ class Muted:
     inner: Drafter
     speaks: jax.Array
 
-    def plan(self, target: LM, num_speculative_tokens: int) -> Plan:
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plan = self.inner.plan(target, num_speculative_tokens)
         return plan._replace(widths=plan.widths[-1:])
 
-    def init(self, target: LM, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
         return self.inner.init(target, batch, capacity, num_speculative_tokens)
 
-    def follow(self, target: LM, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
+    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
         return self.inner.follow(target, own, state, starts, out)
 
-    def resume(self, target: LM, own: Any, state: DecodeState) -> Any:
+    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
         return self.inner.resume(target, own, state)
 
     def propose(
-        self, target: LM, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Any, KVCache]:
         draft, own, cache = self.inner.propose(target, own, state, keys, num_speculative_tokens)
         return draft._replace(valid=draft.valid & self.speaks), own, cache
 
-    def commit(self, target: LM, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
+    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
         return self.inner.commit(target, own, state, outcome)
 
 

@@ -12,11 +12,11 @@ from jax import lax
 
 from specjax.models import cache as kv
 from specjax.models import modules
-from specjax.models.heads import eagle3_head as eagle
-from specjax.models.heads.eagle1_head import Eagle1Config
-from specjax.models.heads.eagle3_head import EagleConfig
-from specjax.models.llama import Output
+from specjax.models.heads import eagle3_head
+from specjax.models.heads.eagle1_head import Eagle1HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
+from specjax.models.model import Output
 from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
 
@@ -37,7 +37,7 @@ class EagleObjective:
 
     tokens: jax.Array
     lm_head: jax.Array
-    config: EagleConfig | Eagle1Config
+    config: Eagle3HeadConfig | Eagle1HeadConfig
     steps: int = 4
     loss: str = "kl"
     decay: float = 0.9
@@ -73,7 +73,7 @@ class EagleObjective:
         features = head.features(*jax.tree.map(lambda x: x[:, :-1], (out.taps, out.hidden)))
         embedded = target.embed(tokens[:, 1:])
         batch, entries = embedded.shape[:2]
-        cache = eagle.alloc_cache(self.config, batch, entries * self.steps, target.dtype)
+        cache = eagle3_head.alloc_cache(self.config, batch, entries * self.steps, target.dtype)
         index = jnp.arange(entries)
         ago = index[:, None] - index  # [T-1, T-1]
         for step in range(self.steps):

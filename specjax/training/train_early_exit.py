@@ -12,6 +12,7 @@ from specjax.models.lm import LM
 from specjax.models.quantized import kind_of
 from specjax.training.loop import Terms
 from specjax.training.losses import Lesson, combined, mean
+from specjax.training.sublayers import weighted
 from specjax.training.train_draft import DraftObjective
 
 
@@ -75,7 +76,7 @@ class EarlyExitObjective:
         )  # fmt: skip
         model = self.whole.lm(params, target.dtype)
         if key is not None:
-            model = model.weighted(self.kept(key))
+            model = weighted(model, self.kept(key))
         out = model(tokens, model.alloc_cache(*tokens.shape), with_logits=False, taps=self.exits)
 
         def log_q(norm: dict, hidden: jax.Array) -> jax.Array:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.models import modules
-from specjax.models.heads import medusa_heads as medusa
-from specjax.models.heads.medusa_heads import MedusaConfig
+from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
 from specjax.models.lm import LM
 from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
@@ -29,7 +28,7 @@ class MedusaObjective:
 
     tokens: jax.Array
     lm_head: jax.Array
-    config: MedusaConfig
+    config: MedusaHeadsConfig
     loss: str = "kl"
     decay: float = 0.8
     first: dict | None = None
@@ -38,7 +37,7 @@ class MedusaObjective:
         """Trainable weights, f32."""
         if self.first is not None:
             return {"heads": as_f32(self.first["heads"])}
-        params = modules.init(medusa.Medusa, self.config, seed)
+        params = modules.init(MedusaHeads, self.config, seed)
         return {"heads": jax.tree.map(jnp.zeros_like, params["heads"])}
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
@@ -47,7 +46,7 @@ class MedusaObjective:
         out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape)))
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens)
         params = jax.tree.map(lambda x: x.astype(target.dtype), params)
-        module = modules.merge(medusa.Medusa, self.config, {**params, "lm_head": self.lm_head})
+        module = modules.merge(MedusaHeads, self.config, {**params, "lm_head": self.lm_head})
         logits = module.head(module(out.hidden))  # [B, T, heads, D]
         terms = []
         for i in range(self.config.num_heads):  # from token t it says what follows token t + 1 + i

@@ -8,7 +8,7 @@ from jax import lax
 
 from specjax.models import cache as kv
 from specjax.models import llama
-from specjax.models.heads.pass_tokens import LookaheadConfig
+from specjax.models.heads.pass_tokens import PassConfig
 from specjax.models.lm import LM
 from specjax.training.loop import Terms, as_f32
 from specjax.training.losses import Lesson, combined
@@ -27,7 +27,7 @@ class PaSSObjective:
     """
 
     first: dict
-    config: LookaheadConfig
+    config: PassConfig
     places: int = 32
     loss: str = "kl"
     decay: float = 0.8
@@ -36,7 +36,7 @@ class PaSSObjective:
     def of(cls, target: LM, num_tokens: int = 3, places: int = 32, loss: str = "kl") -> "PaSSObjective":
         """Look-ahead tokens that begin as the mean of the target's embeddings."""
         mean = jnp.mean(target.embed(jnp.arange(target.config.vocab_size)).astype(jnp.float32), axis=0)
-        config = LookaheadConfig(target.config.hidden_size, num_tokens)
+        config = PassConfig(target.config.hidden_size, num_tokens)
         return cls({"table": jnp.tile(mean, (num_tokens, 1))}, config, places, loss)
 
     def init(self, seed: int) -> dict:

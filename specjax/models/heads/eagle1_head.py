@@ -13,12 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models import llama, modules, rope
+from specjax.models.attention import Block
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
+from specjax.models.product import product
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle1Config(modules.Config):
+class Eagle1HeadConfig(modules.Config):
     """The head's shape.
 
     Args:
@@ -32,17 +34,17 @@ class Eagle1Config(modules.Config):
 
     @property
     def module(self) -> type:
-        return Eagle1
+        return Eagle1Head
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Eagle1Config":
+    def from_dict(cls, data: Mapping[str, Any]) -> "Eagle1HeadConfig":
         return cls(LlamaConfig.from_dict(data["layer"]), data["bias"])
 
 
-class Eagle1(nnx.Module):
+class Eagle1Head(nnx.Module):
     """The head without its embedding, which is the target's. Methods as of EAGLE-3's head."""
 
-    def __init__(self, config: Eagle1Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
+    def __init__(self, config: Eagle1HeadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         c = config.layer
         self.config = c
         size = c.hidden_size
@@ -65,10 +67,11 @@ class Eagle1(nnx.Module):
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        block = Block(cache.lengths, angles, mask)
         x = self.fuse(jnp.concatenate([embedded, features], axis=-1))
-        attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
+        attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache._replace(keys=(keys,), values=(values,))
+        return x + self.mlp(self.mlp_norm(x)), cache.replace(keys=(keys,), values=(values,))
 
     def head(self, hidden: jax.Array) -> jax.Array:
-        return llama.product(hidden, self.lm_head[...], jnp.float32)
+        return product(hidden, self.lm_head[...], jnp.float32)

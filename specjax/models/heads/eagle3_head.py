@@ -13,12 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models import llama, modules, rope
+from specjax.models.attention import Block
 from specjax.models.cache import KVCache, alloc
 from specjax.models.config import LlamaConfig
+from specjax.models.product import product
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleConfig(modules.Config):
+class Eagle3HeadConfig(modules.Config):
     """The head's shape.
 
     Args:
@@ -42,17 +44,17 @@ class EagleConfig(modules.Config):
 
     @property
     def module(self) -> type:
-        return Eagle
+        return Eagle3Head
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "EagleConfig":
+    def from_dict(cls, data: Mapping[str, Any]) -> "Eagle3HeadConfig":
         return cls(LlamaConfig.from_dict(data["layer"]), tuple(data["taps"]))
 
 
-class Eagle(nnx.Module):
+class Eagle3Head(nnx.Module):
     """The head without its embedding, which is the target's."""
 
-    def __init__(self, config: EagleConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+    def __init__(self, config: Eagle3HeadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         c = config.layer
         self.config = c
         size, eps = c.hidden_size, c.rms_norm_eps
@@ -91,15 +93,16 @@ class Eagle(nnx.Module):
           Hidden states [B, T, H], before the norm, and the cache with T more entries a row; the lengths are as before.
         """
         angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        block = Block(cache.lengths, angles, mask)
         x = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(features)], axis=-1)  # [B, T, 2 H]
-        attended, keys, values = self.attention(x, angles, mask, cache.keys[0], cache.values[0], cache.lengths)
+        attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)
         hidden = features + attended
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return hidden, cache._replace(keys=(keys,), values=(values,))
+        return hidden, cache.replace(keys=(keys,), values=(values,))
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [B, T, H] to float32 logits over the tokens it can draft, [B, T, D]."""
-        return llama.product(self.norm(hidden), self.lm_head[...], jnp.float32)
+        return product(self.norm(hidden), self.lm_head[...], jnp.float32)
 
 
 def alloc_cache(config: Any, batch: int, capacity: int, dtype) -> KVCache:

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models import llama, modules
+from specjax.models.product import product
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaConfig(modules.Config):
+class MedusaHeadsConfig(modules.Config):
     """The heads' shape.
 
     Args:
@@ -28,10 +29,10 @@ class MedusaConfig(modules.Config):
     own_heads: bool = False
 
 
-class Medusa(nnx.Module):
+class MedusaHeads(nnx.Module):
     """Residual blocks for each head, and an output head for each or for all of them."""
 
-    def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+    def __init__(self, config: MedusaHeadsConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         size = config.hidden_size
 
         def block() -> llama.Linear:
@@ -56,6 +57,6 @@ class Medusa(nnx.Module):
         """Those to float32 logits over the tokens that can be drafted: [..., heads, H] to [..., heads, D]."""
         table = self.lm_head[...]
         if not self.own_heads:
-            return llama.product(states, table, jnp.float32)
-        each = [llama.product(states[..., i, :], own, jnp.float32) for i, own in enumerate(table)]
+            return product(states, table, jnp.float32)
+        each = [product(states[..., i, :], own, jnp.float32) for i, own in enumerate(table)]
         return jnp.stack(each, axis=-2)

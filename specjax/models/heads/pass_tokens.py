@@ -10,7 +10,7 @@ from specjax.models import modules
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadConfig(modules.Config):
+class PassConfig(modules.Config):
     """Their shape.
 
     Args:
@@ -22,9 +22,9 @@ class LookaheadConfig(modules.Config):
     num_tokens: int = 3
 
 
-class LookaheadTokens(nnx.Module):
+class PassTokens(nnx.Module):
     """The embeddings, [L, H]."""
 
-    def __init__(self, config: LookaheadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+    def __init__(self, config: PassConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         shape = (config.num_tokens, config.hidden_size)
         self.table = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * 0.02)
