@@ -188,7 +188,7 @@ def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
     """Up to the context's end, in no more room than a block needs: what the second token writes harms nothing."""
     job = prepare(LM, [[5]], drafter, temperature=0.7)
     room = int(job.request.limit[0]) + job.decoder.plan.block
-    state = job.start(job.request._replace(tokens=job.request.tokens[:, :room]))
+    state = job.start(job.request._replace(tokens=job.tokens[:, :room]))
 
     def run_and_widths():
         def rounds(state):

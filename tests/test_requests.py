@@ -97,9 +97,9 @@ def test_limits_of_none_minus_one_and_zero(value, limit):
 
 
 def test_zero_is_plain_decoding_and_a_thousand_is_clipped():
-    assert job(drafter="ngram", num_speculative_tokens=0).num_speculative_tokens == 0
-    assert job(drafter="ngram", num_speculative_tokens=1000).num_speculative_tokens == 256
-    assert job(drafter="ngram", num_speculative_tokens=np.int64(4)).num_speculative_tokens == 4
+    assert job(drafter="ngram", num_speculative_tokens=0).decoder.num_speculative_tokens == 0
+    assert job(drafter="ngram", num_speculative_tokens=1000).decoder.num_speculative_tokens == 256
+    assert job(drafter="ngram", num_speculative_tokens=np.int64(4)).decoder.num_speculative_tokens == 4
 
 
 def test_top_k_is_clipped_to_the_vocabulary():
@@ -117,8 +117,8 @@ def test_sizes_beyond_every_text_and_vocabulary_mean_all_of_it(huge):
     plain, room = job().request, job(max_new_tokens=huge).request
     assert job(top_k=huge).request.sampling.top_k.tolist() == [50]
     assert job(max_new_tokens=huge).request.limit.tolist() == [256]
-    assert job(drafter="ngram", num_speculative_tokens=huge).num_speculative_tokens == 256
-    assert job(capacity=huge).request.tokens.shape == room.tokens.shape, "no text is longer than the context"
+    assert job(drafter="ngram", num_speculative_tokens=huge).decoder.num_speculative_tokens == 256
+    assert job(capacity=huge).tokens.shape == room.tokens.shape, "no text is longer than the context"
     ngrams = job(no_repeat_ngram_size=huge).request.sampling.no_repeat_ngram_size
     assert ngrams.dtype == np.int32 and ngrams[0] >= plain.tokens.shape[1], "no n-gram is as long, so none repeats"
 
@@ -174,8 +174,9 @@ def test_lists_give_one_value_a_row():
     assert request.sampling.temperature.tolist() == [0.0, 1.0]
     assert request.sampling.top_p.tolist() == [1.0, 0.5]
     assert request.limit.tolist() == [5, 256]
-    assert request.sampling.logit_bias[:, 3].tolist() == [0.0, 2.0]
-    assert request.sampling.allowed.sum(axis=1).tolist() == [2, 50]
+    ids, amounts = request.sampling.logit_bias
+    assert ids.tolist() == [[-1] * 4, [3, -1, -1, -1]] and amounts.tolist() == [[0.0] * 4, [2.0, 0.0, 0.0, 0.0]]
+    assert request.sampling.allowed.tolist() == [[1, 2, -1, -1], [-1] * 4]
     assert np.array_equal(job(temperature=np.array([1.0])).request.sampling.temperature, [1.0])
     for name, value in {"temperature": [1.0], "seed": [1], "max_new_tokens": [1, 2, 3], "logit_bias": [{}]}.items():
         with pytest.raises(ValueError, match=f"{name} has {len(value)} values for 2 prompts"):
@@ -244,7 +245,7 @@ def test_stop_ids_default_to_the_models_own():
 def test_capacity_leaves_room_for_a_block_past_the_limit():
     for prompt, new, size in [(1, 0, 1), (25, 7, 8), (250, None, 200), (64, 63, 5)]:
         one = job([[1] * prompt], max_new_tokens=new, drafter="ngram", num_speculative_tokens=size)
-        capacity = one.request.tokens.shape[1]
+        capacity = one.tokens.shape[1]
         assert int(one.request.limit[0]) + one.num_speculative_tokens + 1 <= capacity
         assert capacity % one.chunk == 0, "a last prefill chunk past the end would be clamped backwards"
 

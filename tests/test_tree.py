@@ -196,8 +196,8 @@ def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
 def test_a_row_fills_buffers_that_hold_not_one_token_more():
     job = prepare(LM, PROMPTS, drafter=TREE, **SAMPLED)
     capacity = int(jnp.max(job.request.limit)) + job.decoder.plan.block
-    assert job.decoder.plan.block == 16 and job.request.tokens.shape[1] >= capacity
-    tight = job.request._replace(tokens=job.request.tokens[:, :capacity])
+    assert job.decoder.plan.block == 16 and job.tokens.shape[1] >= capacity
+    tight = job.request._replace(tokens=job.tokens[:, :capacity])
     out = dataclasses.replace(job, chunk=16).run(dataclasses.replace(job, chunk=16).start(tight))
     want = run(TREE).tokens
     got = [row[len(p) : end] for row, p, end in zip(out.tokens.tolist(), PROMPTS, out.lengths.tolist(), strict=True)]

@@ -73,17 +73,21 @@ def test_a_switch_allows_them_and_without_a_tokenizer_nothing_is_forbidden():
     bare = drafted(None, BARE)
     assert set(np.unique(bare.tokens)) == set(range(VOCAB))
     assert drafted(None, allow_unknown_ids=True).tokens == bare.tokens
-    assert prepare(BARE, [[1]], ).request.sampling.allowed is None
+    sampling = prepare(BARE, [[1]]).request.sampling
+    assert sampling.vocabulary is None and sampling.logit_bias is None
 
 
 def test_a_tokenizer_that_covers_the_vocabulary_costs_nothing():
     whole = dataclasses.replace(LM, tokenizer=tokenizer(list(range(VOCAB + 2))))  # more ids than rows too
-    assert prepare(whole, [[1]], ).request.sampling.allowed is None
+    sampling = prepare(whole, [[1]]).request.sampling
+    assert sampling.vocabulary is None and sampling.logit_bias is None
 
 
 def test_a_callers_own_allowed_ids_are_cut_to_the_known_ones():
-    allowed = prepare(LM, [[1]] * 2, allowed_token_ids=[[1, 3, 6], None]).request.sampling.allowed
-    assert [np.flatnonzero(row).tolist() for row in allowed] == [[1, 6], KNOWN]
+    sampling = prepare(LM, [[1]] * 2, allowed_token_ids=[[1, 3, 6], None]).request.sampling
+    assert [[i for i in row if i >= 0] for row in sampling.allowed.tolist()] == [[1, 6], []]
+    forbidden = {*np.asarray(sampling.logit_bias.ids[1]).tolist(), *range(int(sampling.vocabulary[1]), VOCAB)} - {-1}
+    assert sorted(set(range(VOCAB)) - forbidden) == KNOWN
     with pytest.raises(ValueError, match=r"allowed_token_ids of row 0.*tokenizer.*allow_unknown_ids=True"):
         prepare(LM, [[1]], allowed_token_ids=[3, 7])
 

@@ -16,13 +16,21 @@ from specjax.decode.arrays import span
 from specjax.decode.ngram import suffix_runs
 
 
+class TokenBias(NamedTuple):
+    ids: jax.Array  # i32[B, E] tokens, padded with NO_TOKEN
+    amounts: jax.Array  # f32[B, E] added to their logits; -inf forbids a token
+
+
 class EarlyStops(NamedTuple):
     least: jax.Array  # i32[B] new tokens before the first stop token
     stop_ids: jax.Array  # i32[B, E], padded with NO_TOKEN
 
 
 class SamplingParams(NamedTuple):
-    """One value a row; None leaves that transform out of the compiled program."""
+    """How each row's tokens are sampled: one value a row.
+
+    A field that is None leaves its transform out of the compiled program. :meth:`full` has every field.
+    """
 
     temperature: jax.Array  # f32[B]; 0 is greedy
     top_k: jax.Array | None = None  # i32[B]; keeps ties with the k-th
@@ -32,9 +40,47 @@ class SamplingParams(NamedTuple):
     presence_penalty: jax.Array | None = None  # f32[B], over the output
     frequency_penalty: jax.Array | None = None  # f32[B], over the output
     no_repeat_ngram_size: jax.Array | None = None  # i32[B]; 0 is off; over prompt and output
-    logit_bias: jax.Array | None = None  # f32[B, V]
-    allowed: jax.Array | None = None  # bool[B, V]
+    logit_bias: TokenBias | None = None
+    vocabulary: jax.Array | None = None  # i32[B]; ids from here on are no tokens: rows of the model that are padding
+    allowed: jax.Array | None = None  # i32[B, A] the only tokens, padded with NO_TOKEN; without any, all are allowed
     min_new_tokens: EarlyStops | None = None
+
+    def full(self, vocab: int, biases: int = 16, allowed: int = 16, stops: int = 4) -> "SamplingParams":
+        """The same parameters with every field, so that any row may join a batch of others without a new program.
+
+        A field that is missing gets its neutral value, which changes no bit of any logit.
+
+        Args:
+          vocab: V.
+          biases, allowed, stops: the lengths that the lists of a row are padded to.
+
+        Raises:
+          ValueError: a list is longer.
+        """
+        rows = self.temperature.shape[0]
+
+        def numbers(value, dtype) -> jax.Array:
+            return jnp.full(rows, value, dtype)
+
+        def ids(size: int) -> jax.Array:
+            return jnp.full((rows, size), NO_TOKEN, jnp.int32)
+
+        neutral = SamplingParams(
+            temperature=self.temperature,
+            top_k=numbers(vocab, jnp.int32),
+            top_p=numbers(1.0, jnp.float32),
+            min_p=numbers(0.0, jnp.float32),
+            repetition_penalty=numbers(1.0, jnp.float32),
+            presence_penalty=numbers(0.0, jnp.float32),
+            frequency_penalty=numbers(0.0, jnp.float32),
+            no_repeat_ngram_size=numbers(0, jnp.int32),
+            logit_bias=TokenBias(ids(biases), jnp.zeros((rows, biases), jnp.float32)),
+            vocabulary=numbers(vocab, jnp.int32),
+            allowed=ids(allowed),
+            min_new_tokens=EarlyStops(numbers(0, jnp.int32), ids(stops)),
+        )
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        return neutral._replace(**{name: jax.tree.map(_padded, a, getattr(neutral, name)) for name, a in given.items()})
 
 
 class Context(NamedTuple):
@@ -47,6 +93,15 @@ class Context(NamedTuple):
 
 
 NO_TOKEN = -1
+
+
+def _padded(given: jax.Array, neutral: jax.Array) -> jax.Array:
+    """``given`` at the shape of ``neutral``: lists [B, E] are padded with what a neutral list holds."""
+    missing = [b - a for a, b in zip(given.shape, neutral.shape, strict=True)]
+    if any(count < 0 for count in missing):
+        raise ValueError(f"a row lists {given.shape[1]} tokens, and there is room for {neutral.shape[1]}; allow more")
+    filler = NO_TOKEN if jnp.issubdtype(given.dtype, jnp.integer) else 0.0
+    return jnp.pad(given, [(0, count) for count in missing], constant_values=filler)
 
 
 def chain_path(drafted: jax.Array) -> jax.Array:
@@ -92,9 +147,17 @@ def normalised(logits: jax.Array) -> jax.Array:
     return mass / jnp.sum(mass, axis=-1, keepdims=True)
 
 
-def add_bias(logits: jax.Array, bias: jax.Array, context: Context) -> jax.Array:
+def add_bias(logits: jax.Array, bias: TokenBias, context: Context) -> jax.Array:
     del context
-    return logits + bias[:, None, :]
+    places = _places(bias.ids, logits.shape[-1])
+    return jax.vmap(lambda row, at, amounts: row.at[:, at].add(amounts[None], mode="drop"))(
+        logits, places, bias.amounts
+    )
+
+
+def _places(ids: jax.Array, vocab: int) -> jax.Array:
+    """Ids with padding moved out of range, where scatters drop it."""
+    return jnp.where(ids == NO_TOKEN, vocab, ids)
 
 
 def penalise_repetition(logits: jax.Array, penalty: jax.Array, context: Context) -> jax.Array:
@@ -144,9 +207,18 @@ def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context)
     return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, context.path)
 
 
-def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.Array:
+def forbid_padding(logits: jax.Array, vocabulary: jax.Array, context: Context) -> jax.Array:
+    """Forbids the ids that no tokenizer has: a model may have more rows than its tokenizer has ids."""
     del context
-    return jnp.where(allowed[:, None, :], logits, -jnp.inf)
+    return jnp.where(span(logits.shape[-1])[None] < vocabulary[:, None, None], logits, -jnp.inf)
+
+
+def allow_only(logits: jax.Array, allowed: jax.Array, context: Context) -> jax.Array:
+    """Forbids all but the listed tokens; a row that lists none allows all."""
+    del context
+    vocab, everything = logits.shape[-1], jnp.all(allowed == NO_TOKEN, axis=1, keepdims=True)
+    listed = jax.vmap(lambda at: jnp.zeros(vocab, bool).at[at].set(True, mode="drop"))(_places(allowed, vocab))
+    return jnp.where((listed | everything)[:, None, :], logits, -jnp.inf)
 
 
 def forbid_early_stops(logits: jax.Array, early: EarlyStops, context: Context) -> jax.Array:
@@ -229,6 +301,7 @@ CHAIN: dict[str, Transform] = {
     "presence_penalty": penalise_presence,
     "frequency_penalty": penalise_frequency,
     "no_repeat_ngram_size": forbid_repeated_ngrams,
+    "vocabulary": forbid_padding,
     "allowed": allow_only,
     "min_new_tokens": forbid_early_stops,
     "temperature": apply_temperature,

@@ -93,6 +93,6 @@ def asked(given: dict[str, Any]) -> Options:
         warnings.warn(
             f"{' and '.join(unused)} without a temperature: decoding is greedy, so there is nothing to choose among; "
             "pass temperature=1.0 to sample, or temperature=0.0 to say that greedy decoding is meant",
-            stacklevel=4,
+            stacklevel=3,
         )
     return options

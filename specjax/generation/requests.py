@@ -1,6 +1,7 @@
 """From token ids and options to the arrays of a request, with every check, on the host."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from specjax.decode.numeric import (
     per_row,
     real,
 )
-from specjax.decode.sampling import EarlyStops, SamplingParams
+from specjax.decode.sampling import NO_TOKEN, EarlyStops, SamplingParams, TokenBias
 from specjax.decode.types import Request
 from specjax.generation import known_ids
 from specjax.generation.options import Options, seeds
@@ -121,10 +122,13 @@ def sampling_params(
     temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
     if temperature is None:
         raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
+    end = vocab if known is None else int(np.flatnonzero(known)[-1]) + 1
+    holes = [] if known is None else np.flatnonzero(~known[:end]).tolist()
     return SamplingParams(
         temperature=jnp.where(temperature < MIN_TEMPERATURE, 0.0, temperature),
         top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
-        logit_bias=_logit_bias(options.logit_bias, batch, vocab),
+        logit_bias=_logit_bias(options.logit_bias, batch, vocab, holes),
+        vocabulary=None if end == vocab else jnp.full(batch, end, jnp.int32),
         allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
         min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, jnp.asarray(stop_ids)),
         **values,
@@ -150,12 +154,13 @@ def _check_least(options: Options, batch: int) -> None:
             raise ValueError(f"min_new_tokens must be at most max_new_tokens, got {least} and {most} in row {row}")
 
 
-def _logit_bias(value: Any, batch: int, vocab: int) -> jax.Array | None:
+def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> TokenBias | None:
+    """The biases of each row; ``unknown`` ids are forbidden in every row."""
     rows = per_row("logit_bias", value, batch)
-    if all(row is None for row in rows):
+    if not unknown and all(row is None for row in rows):
         return None
-    bias = np.zeros((batch, vocab), np.float32)
-    for row, entries in enumerate(rows):
+    listed = []
+    for entries in rows:
         for token, amount in (entries or {}).items():
             if not (is_int(token) and 0 <= token < vocab):
                 raise ValueError(f"logit_bias maps token ids below {vocab} to numbers, got {token!r}: {amount!r}")
@@ -164,29 +169,45 @@ def _logit_bias(value: Any, batch: int, vocab: int) -> jax.Array | None:
                     f"logit_bias must be numbers from -3.4e38 to {STRONGEST:g}, or -inf to forbid a token, got "
                     f"{token!r}: {amount!r}"
                 )
-            bias[row, token] = amount
-    return jnp.asarray(bias)
+        listed.append({**(entries or {}), **dict.fromkeys(unknown, -math.inf)})
+    return TokenBias(
+        _id_lists([list(entries) for entries in listed]),
+        jnp.asarray(_padded([list(entries.values()) for entries in listed], 0.0, np.float32)),
+    )
 
 
 def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> jax.Array | None:
+    """The tokens that each row may have, i32[B, A]; a row without a list allows all."""
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
     rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
-    if known is None and all(row is None for row in rows):
+    if all(row is None for row in rows):
         return None
-    allowed = np.zeros((batch, vocab), bool)
-    for row, ids in enumerate(rows):
-        ids = range(vocab) if ids is None else list(ids)
-        if not ids or not all(is_int(token) and 0 <= token < vocab for token in ids):
+    listed: list[list[int]] = []
+    for row, given in enumerate(rows):
+        ids = None if given is None else sorted(set(given))
+        if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(
-                f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {ids!r}: nothing could be "
-                "generated"
+                f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {given!r}: nothing could "
+                "be generated"
             )
-        allowed[row, list(ids)] = True
-        if known is not None:
-            allowed[row] &= known
-            if not allowed[row].any():
-                raise ValueError(
-                    f"allowed_token_ids of row {row} must hold an id that the tokenizer has, got {ids!r}; "
-                    f"{known_ids.ALLOW}"
-                )
-    return jnp.asarray(allowed)
+        listed.append([token for token in ids or () if known is None or known[token]])
+        if ids is not None and not listed[-1]:
+            raise ValueError(
+                f"allowed_token_ids of row {row} must hold an id that the tokenizer has, got {given!r}; "
+                f"{known_ids.ALLOW}"
+            )
+    return _id_lists(listed)
+
+
+def _id_lists(rows: Sequence[Sequence[int]]) -> jax.Array:
+    """Lists of ids as i32[B, E], padded with NO_TOKEN."""
+    return jnp.asarray(_padded(rows, NO_TOKEN, np.int32))
+
+
+def _padded(rows: Sequence[Sequence[Any]], filler: Any, dtype: Any) -> np.ndarray:
+    """Lists as an array [B, E], where E is a power of two, so that longer lists seldom compile anew."""
+    longest = max(map(len, rows))
+    padded = np.full((len(rows), max(4, 1 << max(0, longest - 1).bit_length())), filler, dtype)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
