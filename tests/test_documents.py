@@ -1,0 +1,61 @@
+"""What the documents say is true: their code runs, their names exist, and the method in one page is that of specjax."""
+
+import re
+import runpy
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import testing
+from specjax.drafters import DraftModel
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def python_blocks(page: str) -> list[str]:
+    """The Python code of a page of docs/."""
+    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.3])
+def test_the_method_on_one_page_gives_the_tokens_of_specjax(scale):
+    """Round by round, for a draft that is mostly right and for one that is mostly wrong."""
+    lm = testing.tiny_lm(0, max_position_embeddings=64)
+    twin, prompt, size = testing.noisy_twin(lm, scale), [3, 1, 4, 1, 5], 3
+    one_round = runpy.run_path(str(DOCS / "examples" / "speculative_decoding.py"))["one_round"]
+    options = dict(drafter=DraftModel(twin), verifier="rejection", num_speculative_tokens=size, temperature=1.0)
+    job = specjax.prepare(lm, [prompt], max_new_tokens=56, seed=7, ignore_eos=True, **options)
+    state, text, accepted = job.start(), prompt, []
+    for _ in range(10):
+        state, info = job.decoder.round(state)
+        before, text = text, one_round(probabilities(lm), probabilities(twin), text, size, jax.random.key(7))
+        assert np.asarray(state.tokens[0, : state.lengths[0]]).tolist() == text
+        assert len(text) - len(before) == info.accepted[0] + 1
+        accepted.append(int(info.accepted[0]))
+    assert min(accepted) < size and max(accepted) > 0, "the drafts should be refused and accepted somewhere"
+
+
+def probabilities(lm):
+    """The law after each token of a list of at most 64, f32[n, V], from one call of the model without a cache."""
+
+    @jax.jit
+    def padded(tokens):
+        return jax.nn.softmax(lm(tokens[None], lm.alloc_cache(1, 64)).logits[0])
+
+    return lambda tokens: padded(jnp.zeros(64, jnp.int32).at[: len(tokens)].set(jnp.array(tokens)))[: len(tokens)]
+
+
+def test_the_drafter_of_the_page_passes_every_check():
+    drafter_code, use = python_blocks("write-a-drafter.md")
+    names: dict = {}
+    exec(drafter_code, names)
+    assert "specjax.testing.check_drafter(TextBigram())" in use
+    testing.check_drafter(names["TextBigram"](), rows=8, draws=40, length=2)
+    lm = testing.tiny_lm(0)
+    out = specjax.generate(lm, [[1, 2, 1, 2, 1]], drafter=names["TextBigram"](), max_new_tokens=20)
+    assert sum(out.metrics[0].per_step_drafted) > 0, "a text that repeats itself should be drafted for"
