@@ -55,7 +55,7 @@ def test_the_drafter_of_the_page_passes_every_check():
     names: dict = {}
     exec(drafter_code, names)
     assert "specjax.testing.check_drafter(TextBigram())" in use
-    testing.check_drafter(names["TextBigram"](), rows=8, draws=40, length=2)
+    testing.check_drafter(names["TextBigram"](), rows=100, draws=600, length=3)
     lm = testing.tiny_lm(0)
     out = specjax.generate(lm, [[1, 2, 1, 2, 1]], drafter=names["TextBigram"](), max_new_tokens=20)
     assert sum(out.metrics[0].per_step_drafted) > 0, "a text that repeats itself should be drafted for"
