@@ -114,7 +114,7 @@ HUGE = (1 << 31, 1 << 63, 10**30)
 
 @pytest.mark.parametrize("huge", HUGE)
 def test_sizes_beyond_every_text_and_vocabulary_mean_all_of_it(huge):
-    plain, room = job().request, job(max_new_tokens=huge).request
+    plain, room = job().request, job(max_new_tokens=huge)
     assert job(top_k=huge).request.sampling.top_k.tolist() == [50]
     assert job(max_new_tokens=huge).request.limit.tolist() == [256]
     assert job(drafter="ngram", num_speculative_tokens=huge).decoder.num_speculative_tokens == 256
@@ -246,7 +246,7 @@ def test_capacity_leaves_room_for_a_block_past_the_limit():
     for prompt, new, size in [(1, 0, 1), (25, 7, 8), (250, None, 200), (64, 63, 5)]:
         one = job([[1] * prompt], max_new_tokens=new, drafter="ngram", num_speculative_tokens=size)
         capacity = one.tokens.shape[1]
-        assert int(one.request.limit[0]) + one.num_speculative_tokens + 1 <= capacity
+        assert int(one.request.limit[0]) + one.decoder.num_speculative_tokens + 1 <= capacity
         assert capacity % one.chunk == 0, "a last prefill chunk past the end would be clamped backwards"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.decode import draft_shape, random, sampling
 from specjax.decode import round as rounds_of
+from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import history_of
 from specjax.decode.types import DecodeState, Draft, Drafter, Verifier
@@ -269,7 +270,9 @@ def _round_and_proposals(decoder: Decoder, state: DecodeState) -> tuple[DecodeSt
     batch, capacity = state.tokens.shape
     keys = decoder.verifier.draft_keys(state.request.key, state.lengths)
     kept = drafter.propose(target, state.drafter, state, keys, size)[0]
-    fresh = state._replace(drafter=drafter.init(target, batch, capacity, size))
+    # A fresh row holds nothing past its length; what a round has left there must not matter.
+    clean = jnp.where(span(capacity) < state.lengths[:, None], state.tokens, 0)
+    fresh = state._replace(tokens=clean, drafter=drafter.init(target, batch, capacity, size))
     fresh = fresh._replace(drafter=drafter.resume(target, fresh.drafter, fresh))
     return state, kept, drafter.propose(target, fresh.drafter, fresh, keys, size)[0]
 
