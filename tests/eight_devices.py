@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,13 @@ from test_attention import CASES, case
 from test_convert_checkpoint import HF, write_hf
 
 from convert import checkpoint
-from specjax import LlamaConfig, decode, drafters, generate, stream, testing
+from specjax import LlamaConfig, drafters, generate, stream, testing
 from specjax.checkpoints.load import load
+from specjax.decode import decoder
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
-from specjax.models.heads.eagle3_head import Eagle3HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.quantized import map_with_path
 
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
@@ -50,7 +52,7 @@ def compiled_round(lm, drafter):
     """The program of one round, and the state that it takes."""
     job = prepare(lm, PROMPTS, drafter=drafter, **OPTIONS)
     state = job.start()
-    lowered = decode.round_jit.lower(lm, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
+    lowered = decoder.round_jit.lower(job.decoder, state)
     return lowered.compile(), state
 
 
@@ -140,9 +142,10 @@ def test_each_device_runs_the_kernel_on_its_own_heads(kernel, name, count):
     mesh = parallel.mesh(4)
     cut = parallel.cache_sharding(mesh) if count == 4 else NamedSharding(mesh, PartitionSpec())
 
-    def attended(own):  # jit's memory of traces knows nothing of the cut
-        with attention.cut(own):
-            return jax.jit(lambda *args: attention.attend(*args))(*args)
+    def attended(sharding):
+        qkv, angles, mask, keys, values, starts = args
+        attend = jax.jit(partial(attention.attend, sharding=sharding))
+        return attend(qkv, attention.Block(starts, angles, mask), keys, values)
 
     alone, out = attended(None), attended(cut)
     assert set(kernel) == {4, 4 // count}

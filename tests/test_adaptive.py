@@ -76,12 +76,13 @@ def test_policies_see_that_a_draft_is_unsure_where_its_q_is_certain(name):
 
 
 def test_what_a_policy_is_told_is_the_law_of_the_logits_whatever_sharpens_q():
-    job = specjax.generation.prepare(LM, [[1, 2, 3]], specjax.Options(drafter=TWIN, num_speculative_tokens=3))
+    job = specjax.prepare(LM, [[1, 2, 3]], drafter=TWIN, num_speculative_tokens=3)
     told = {}
     for temperature in (0.0, 1.0):
         request = job.request._replace(sampling=job.request.sampling._replace(temperature=jnp.array([temperature])))
         keys = job.decoder.verifier.draft_keys(request.key, request.prompt_lengths)
-        draft = TWIN.propose(LM, job.start(request), keys, 3)[0]
+        state = job.start(request)
+        draft = TWIN.propose(LM, state.drafter, state, keys, 3)[0]
         told[temperature] = float(draft.entropy[0, 0])
         law = draft.probs[0, 0] if temperature else None
     entropy = -float(jnp.sum(law * jnp.log(law))) / np.log(8)

@@ -13,6 +13,7 @@ from specjax import testing
 from specjax.drafters import DynamicTree, LayerSkip
 from specjax.models import attention, fused_attention, rope
 from specjax.models import cache as kv
+from specjax.models.attention import Block
 from specjax.models.config import LlamaConfig
 from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
@@ -43,6 +44,16 @@ def case(lengths, block, heads, group, dim, capacity, masked):
     return qkv, angles, (own | seen) if masked else None, *buffers, starts
 
 
+def plain(qkv, angles, mask, keys, values, starts):
+    """The plain function with the kernel's arguments."""
+    return attention.by_xla(qkv, Block(starts, angles, mask), keys, values)
+
+
+def attend(qkv, angles, mask, keys, values, starts):
+    """What the model calls, with the kernel's arguments."""
+    return attention.attend(qkv, Block(starts, angles, mask), keys, values)
+
+
 def numbers(x):
     return np.asarray(x, np.float32)
 
@@ -50,7 +61,7 @@ def numbers(x):
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_is_the_plain_function(name):
     qkv, angles, mask, keys, values, starts = args = case(*CASES[name])
-    expected = jax.jit(attention.by_xla)(*args)
+    expected = jax.jit(plain)(*args)
     stale = (jnp.arange(keys.shape[2]) >= starts[:, None])[:, None, :, None]  # [B, 1, S, 1]
     fill = [jnp.where(stale, jnp.nan, buffer).astype(buffer.dtype) for buffer in (keys, values)]
     fused = jax.jit(lambda *args: fused_attention.attend(*args, interpret=INTERPRET))(qkv, angles, mask, *fill, starts)
@@ -88,7 +99,7 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it(name, how, bad):
     sees = jnp.take_along_axis(mask, (starts + at)[:, None, None], axis=2)[..., 0] | (jnp.arange(block) == at)
     if how == "int8 cache":
         keys, values = (quantize(x, "int8") for x in (keys, values))
-    kernel = partial(fused_attention.attend, interpret=INTERPRET) if how == "kernel" else attention.by_xla
+    kernel = partial(fused_attention.attend, interpret=INTERPRET) if how == "kernel" else plain
     attend = jax.jit(kernel)
     wanted, *_ = attend(qkv, angles, mask, keys, values, starts)
     poisoned = qkv.at[:, at].set(BAD[bad])
@@ -196,7 +207,7 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
     qkv, angles, mask, keys, values, starts = case(*CASES["one token"])
 
     def result(*args):
-        return jax.eval_shape(attention.attend, *args)[0].shape
+        return jax.eval_shape(attend, *args)[0].shape
 
     assert attention.kernels() == "cuda"
     assert result(qkv.astype(jnp.float32), angles, mask, keys, values, starts) == (1, 1, 512)
@@ -206,9 +217,33 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
     assert result(*wide, mask, keys, values, starts) == (1, 9, 512)
     mesh = jax.make_mesh((1,), ("model",))
     for spec in (jax.P("model"), jax.P(None, None, "model")):
-        with pytest.raises(ValueError, match="by kv heads alone"), attention.cut(jax.NamedSharding(mesh, spec)):
-            pass
+        with pytest.raises(ValueError, match="by kv heads alone"):
+            kv.alloc(testing.tiny_lm(0).config, 1, 8, jnp.float32, jax.NamedSharding(mesh, spec))
     monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")
     assert attention.kernels() is None
     monkeypatch.delenv("SPECJAX_FUSED_ATTENTION")
     assert attention.kernels() == "cuda"
+
+
+def test_an_additive_bias_and_no_rotation_are_those_of_the_formula():
+    """As models with relative positions, or learned ones, need them."""
+    rng = np.random.default_rng(0)
+    batch, size, kv_heads, group, dim, slots = 2, 3, 2, 2, 8, 12
+    qkv = rng.normal(size=(batch, size, kv_heads, group + 2, dim)).astype(np.float32)
+    keys, values = (rng.normal(size=(batch, kv_heads, slots, dim)).astype(np.float32) for _ in range(2))
+    bias = rng.normal(size=(1, kv_heads * group, size, slots)).astype(np.float32)
+    starts = np.array([4, 7], np.int32)
+    block = Block(jnp.asarray(starts), None, None, jnp.asarray(bias))
+    out, *buffers = attention.attend(jnp.asarray(qkv), block, jnp.asarray(keys), jnp.asarray(values))
+    for row, start in enumerate(starts):
+        for head in range(kv_heads):
+            k, v = keys[row, head].copy(), values[row, head].copy()
+            k[start : start + size], v[start : start + size] = qkv[row, :, head, group], qkv[row, :, head, group + 1]
+            np.testing.assert_array_equal(buffers[0][row, head], k)
+            for g in range(group):
+                scores = qkv[row, :, head, g] @ k.T * dim**-0.5 + bias[0, head * group + g]
+                scores[np.arange(slots) > start + np.arange(size)[:, None]] = -np.inf
+                weights = np.exp(scores - scores.max(1, keepdims=True))
+                want = weights / weights.sum(1, keepdims=True) @ v
+                got = np.asarray(out).reshape(batch, size, kv_heads, group, dim)[row, :, head, g]
+                np.testing.assert_allclose(got, want, atol=1e-5)

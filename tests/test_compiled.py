@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from specjax import LM, decode, drafters, testing
+from specjax import LM, drafters, testing
+from specjax.decode import decoder, prefill
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules, parallel, quantized
 from specjax.models.config import PRESETS
-from specjax.models.heads.eagle3_head import Eagle3HeadConfig
+from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.verify import VERIFIERS
 
 CAPACITY, K = 8192, 2  # one layer's keys are then larger than anything that a round has to compute
@@ -33,8 +34,8 @@ def nbytes(tree):
 def test_both_caches_are_updated_in_place_on_the_cpu(program):
     lm = testing.tiny_lm(0, num_hidden_layers=1)
     job = prepare(lm, [[1, 2, 3]], drafter=DraftModel(lm), max_new_tokens=8)
-    state = jax.eval_shape(job.start, job.request)
-    lowered = getattr(decode, program).lower(lm, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
+    state = jax.eval_shape(job.start)
+    lowered = getattr(decoder, program).lower(job.decoder, state)
     compiled = lowered.compile()
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes((state.cache, state.drafter))
 
@@ -78,20 +79,22 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     target = LM(config, abstract(config, quantize, cut), None, kv_dtype, parallel.cache_sharding(mesh))
     draft = LM(small, abstract(small, quantize, lambda *_: whole), None, None, mesh and whole)
     shape = Eagle3HeadConfig(dataclasses.replace(config, tie_word_embeddings=False), (0, 1))
-    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), modules.structure(Eagle3Head, shape)[1])
+    leaves = modules.structure(Eagle3Head, shape)[1]
+    weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), leaves)
     head = drafters.Eagle(shape, placed(weights, whole), None)
     drafter = {
         "none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2), "eagle": head,
     }[drafter]  # fmt: skip
     request = prepare(testing.tiny_lm(0), [[1, 2, 3]], max_new_tokens=8).request
-    request = jax.eval_shape(lambda: request._replace(tokens=jnp.zeros((1, CAPACITY), jnp.int32)))
-    state = jax.eval_shape(lambda *of: decode.start(*of, K, 64, False), target, drafter, request)
+    size = 0 if isinstance(drafter, NoDraft) else K
+    made = decoder.Decoder(target, drafter, VERIFIERS["rejection"], size)
+    tokens = jax.ShapeDtypeStruct((1, CAPACITY), jnp.int32)
+    state = jax.eval_shape(lambda *given: prefill.start(*given, 64), made, request, tokens)
     heads = parallel.cache_sharding(mesh) or whole
-    cache = state.cache._replace(keys=placed(state.cache.keys, heads), values=placed(state.cache.values, heads),
+    cache = state.cache.replace(keys=placed(state.cache.keys, heads), values=placed(state.cache.values, heads),
                                  lengths=placed(state.cache.lengths, whole))  # fmt: skip
     state = placed(state._replace(cache=()), whole)._replace(cache=cache)
-    size = 0 if isinstance(drafter, NoDraft) else K
-    lowered = decode.round_jit.lower(target, drafter, VERIFIERS["rejection"], size, state)
+    lowered = decoder.round_jit.lower(made, state)
     return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}), target, state
 
 

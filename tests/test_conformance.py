@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import decode, drafters, testing
+from specjax import drafters, testing
+from specjax.decode import prefill
+from specjax.decode import round as rounds
 from specjax.drafters import Adaptive, DraftModel, FixedTree, NoDraft, PromptLookup, TreeModel
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.topology import from_choices, from_widths
@@ -204,14 +206,13 @@ def test_verdicts_on_padded_slots_and_zero_probabilities(verifier):
 def test_caches_have_a_length_that_xla_need_not_pad(drafter):
     """Those that are kept, and those that a model is called with, which may be made for one round."""
     one, size = trial(drafter, "rejection"), 3
-    job = prepare(one.target, [[1, 2]], one.drafter, num_speculative_tokens=size, capacity=512)
+    job = prepare(one.target, [[1, 2]], drafter=one.drafter, num_speculative_tokens=size, capacity=512)
 
-    def round_of(target, drafter, request):
-        state = decode.start(target, drafter, request, size, job.chunk, logprobs=False)
-        return decode.advance(target, drafter, job.decoder.verifier, size, state)[0]
+    def round_of(decoder, request, tokens):
+        return rounds.round(decoder, prefill.start(decoder, request, tokens, job.chunk))[0]
 
     with mock.patch.object(LM, "__call__", autospec=True, side_effect=LM.__call__) as calls:
-        state = jax.eval_shape(round_of, job.decoder.target, job.decoder.drafter, job.request)
+        state = jax.eval_shape(round_of, job.decoder, job.request, job.tokens)
     seen = [call.args[2] for call in calls.call_args_list]
     seen += [x for x in jax.tree.leaves(state, is_leaf=is_cache) if is_cache(x)]
     assert calls.call_count >= 2, "prompt and block"

@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 PROPOSE = jax.jit(
-    lambda drafter, state, size: drafter.propose(None, state, None, size)[0], static_argnames="size"
+    lambda drafter, state, size: drafter.propose(None, (), state, None, size)[0], static_argnames="size"
 )
 
 
@@ -97,4 +97,4 @@ def test_what_is_not_a_corpus_is_refused(tmp_path):
     with pytest.raises(ValueError, match="retrieval_min"):
         Retrieval.over(Datastore.build(TEXTS), retrieval_max=1, retrieval_min=2)
     with pytest.raises(ValueError, match="another tokenizer"):
-        Retrieval.over(Datastore.build([[1, 99]])).check(tiny_lm(0, vocab_size=50))
+        Retrieval.over(Datastore.build([[1, 99]])).plan(tiny_lm(0, vocab_size=50), 3)

@@ -12,10 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import NoDistributionError, decode, generate, stream, testing, warmup
+from specjax import NoDistributionError, generate, stream, testing, warmup
+from specjax.decode import decoder
+from specjax.decode import round as rounds
+from specjax.decode.types import Plan
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.drafting.base import static
 from specjax.generation.generate import prepare
+from specjax.models import tuning
 
 LM = testing.tiny_lm(0, max_position_embeddings=64)
 SELF, TWIN = DraftModel(LM), DraftModel(testing.noisy_twin(LM, 0.05))
@@ -106,7 +110,7 @@ def test_what_lies_past_a_rows_length_is_never_seen(plain):
     def spoil(x):
         return jnp.where(stale[:, None, :, None], 1e4, x)
 
-    cache = state.cache._replace(keys=tuple(map(spoil, state.cache.keys)), values=tuple(map(spoil, state.cache.values)))
+    cache = state.cache.replace(keys=tuple(map(spoil, state.cache.keys)), values=tuple(map(spoil, state.cache.values)))
     end = job.decoder.run(state._replace(cache=cache))
     for row, prompt in enumerate(PROMPTS):
         assert np.asarray(end.tokens)[row, len(prompt) : len(prompt) + NEW].tolist() == plain.tokens[row]
@@ -174,7 +178,7 @@ def test_a_row_alone_is_the_row_of_a_batch():
 def test_a_round_outside_jit_is_the_compiled_round():
     job = prepare(LM, PROMPTS, drafter=TWIN, max_new_tokens=NEW, temperature=0.9)
     state = job.start()
-    loose, info = decode.round(job.decoder.target, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state)
+    loose, info = rounds.round(job.decoder, state)
     tight, compiled = job.decoder.round(state)
     assert np.array_equal(info.committed, compiled.committed)
     assert np.array_equal(loose.lengths, tight.lengths)
@@ -186,13 +190,13 @@ def test_a_round_outside_jit_is_the_compiled_round():
 @pytest.mark.parametrize("drafter", [None, PromptLookup(prompt_lookup_min=1)], ids=["plain", "lookup"])
 def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
     """Up to the context's end, in no more room than a block needs: what the second token writes harms nothing."""
-    job = prepare(LM, [[5]], drafter, temperature=0.7)
+    job = prepare(LM, [[5]], drafter=drafter, temperature=0.7)
     room = int(job.request.limit[0]) + job.decoder.plan.block
-    state = job.start(job.request._replace(tokens=job.tokens[:, :room]))
+    state = dataclasses.replace(job, tokens=job.tokens[:, :room], chunk=1).start()
 
     def run_and_widths():
         def rounds(state):
-            return decode.run(LM, job.decoder.drafter, job.decoder.verifier, job.decoder.num_speculative_tokens, state).tokens[0]
+            return decoder.run(job.decoder, state).tokens[0]
 
         with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
             tokens = jax.jit(rounds)(state)
@@ -200,22 +204,22 @@ def test_a_call_of_two_tokens_at_least_says_the_same(monkeypatch, drafter):
 
     alone, width = run_and_widths()
     assert width == 1
-    monkeypatch.setattr(decode, "narrowest", lambda *_: 2)
+    monkeypatch.setattr(tuning, "least_tokens", lambda *_: 2)
     assert run_and_widths() == (alone, 2)
 
 
 def test_widths_that_come_to_the_same_are_compiled_once(monkeypatch):
-    job = prepare(LM, [[5]], PromptLookup(), num_speculative_tokens=1)
-    assert job.decoder.drafter.widths(1) == (1, 2)
-    state = jax.eval_shape(job.start, job.request)
+    job = prepare(LM, [[5]], drafter=PromptLookup(), num_speculative_tokens=1)
+    assert job.decoder.plan.widths == (1, 2)
+    state = jax.eval_shape(job.start)
 
     def calls_of_a_round():
         with mock.patch.object(type(LM), "__call__", autospec=True, side_effect=type(LM).__call__) as calls:
-            jax.eval_shape(lambda state: decode.round(LM, job.decoder.drafter, job.decoder.verifier, 1, state), state)
+            jax.eval_shape(lambda state: rounds.round(job.decoder, state), state)
         return [call.args[1].shape[1] for call in calls.call_args_list]
 
     assert calls_of_a_round() == [1, 2]
-    monkeypatch.setattr(decode, "narrowest", lambda *_: 2)
+    monkeypatch.setattr(tuning, "least_tokens", lambda *_: 2)
     assert calls_of_a_round() == [2]
 
 
@@ -226,8 +230,8 @@ class Misstated(PromptLookup):
 
     says: tuple[int, ...] = ()
 
-    def widths(self, num_speculative_tokens):
-        return self.says
+    def plan(self, target, num_speculative_tokens):
+        return Plan(self.says)
 
 
 @pytest.mark.parametrize("widths", [(1,), (1, 3), (3,), (1, 5), (4, 1), (4, 4)], ids=str)
@@ -241,7 +245,7 @@ def test_widths_that_do_not_rise_to_the_block_are_refused(widths):
 def test_where_one_token_is_fed_as_two(monkeypatch):
     def least(hidden, batch=1, sharding=None):
         config = dataclasses.replace(LM.config, hidden_size=hidden)
-        return decode.narrowest(dataclasses.replace(LM, config=config, cache_sharding=sharding), batch)
+        return tuning.least_tokens(dataclasses.replace(LM, config=config, cache_sharding=sharding), batch)
 
     assert least(4096) == 1, "on a CPU"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -264,12 +268,12 @@ def test_warmup_reads_no_more_of_a_long_prompt_than_one_block(monkeypatch):
     """Whatever the prompt's length, the programs are the same: a prompt is not read twice before its first token."""
     read = []
 
-    def start(lm, drafter, request, size, **fixed):
+    def start(made, request, tokens, **fixed):
         read.append(np.asarray(request.prompt_lengths).tolist())
-        return start_jit(lm, drafter, request, size, **fixed)
+        return start_jit(made, request, tokens, **fixed)
 
-    start_jit = decode.start_jit
-    monkeypatch.setattr(decode, "start_jit", start)
+    start_jit = decoder.start_jit
+    monkeypatch.setattr(decoder, "start_jit", start)
     warmup(LM, [[1] * 40, [1]], drafter=TWIN, num_speculative_tokens=2, max_new_tokens=20)
     assert read == [[2, 1]]
 

@@ -9,6 +9,7 @@ from test_scripts import folder, run, script  # noqa: F401
 
 from specjax import generate, stream, testing
 from specjax.drafters import PromptLookup
+from specjax.generation.generate import prepare
 from specjax.measure import timing
 
 CODES = re.compile(r"\033\[\d+m")
@@ -51,7 +52,8 @@ def test_the_demonstration_says_what_plain_decoding_would_have_taken(capsys, mon
 
 
 def test_a_plain_step_is_timed_alone():
-    assert timing.plain_step(testing.tiny_lm(seed=1), [[1, 2, 3]], drafter=PromptLookup(), max_new_tokens=4) > 0
+    job = prepare(testing.tiny_lm(seed=1), [[1, 2, 3]], drafter=PromptLookup(), max_new_tokens=4)
+    assert timing.plain_step(job) > 0
 
 
 def test_the_heading_shows_a_long_prompt_on_one_line():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decode
 from specjax.decode import random, sampling
+from specjax.decode import round as rounds
 from specjax.drafters import (
     Adaptive,
     Cascade,
@@ -50,7 +50,7 @@ def test_prompt_lookup_takes_the_longest_then_the_latest_match_and_goes_on_with_
     def propose(tokens, **fields):
         row = jnp.zeros((1, 32), jnp.int32).at[0, : len(tokens)].set(jnp.array(tokens))
         state = _State(row, jnp.array([len(tokens)]))
-        draft, _ = PromptLookup(**fields).propose(None, state, None, 4)
+        draft = PromptLookup(**fields).propose(None, (), state, None, 4)[0]
         return draft.tokens[0].tolist() if bool(draft.valid[0, 0]) else None
 
     assert propose([1, 2, 3, 9, 2, 3, 7, 1, 2, 3]) == [9, 2, 3, 7]  # three tokens beat the later two
@@ -66,21 +66,21 @@ class _State:
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypatch):
+def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
     target = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
     drafter = DraftModel(noisy_twin(target, 0.01), prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
-    options = specjax.Options(drafter=drafter, num_speculative_tokens=2, temperature=temperature)
-    job = specjax.generation.prepare(target, [[1, 2, 3]] * 4000, options)
-    scored, score = [], decode.score
-    monkeypatch.setattr(decode, "score", lambda *given: scored.append(score(*given)) or scored[-1])
+    options = dict(drafter=drafter, num_speculative_tokens=2, temperature=temperature)
+    job = specjax.prepare(target, [[1, 2, 3]] * 4000, **options)
 
     @jax.jit
-    def judged(target, drafter, state):
-        _, info, p, _ = decode.advance(target, drafter, job.decoder.verifier, 2, state)
-        return info, p, scored[-1].logits
+    def judged(decoder, state):
+        draft, state = rounds.propose(decoder, state)
+        scored = rounds.score(decoder, state, draft)
+        info = rounds.commit(decoder, state, scored, rounds.judge(decoder, state, scored))[1]
+        return info, scored.p, scored.out.logits
 
-    info, p, logits = jax.device_get(judged(target, drafter, job.start()))
+    info, p, logits = jax.device_get(judged(job.decoder, job.start()))
     assert p.dtype == logits.dtype == np.float32
     exact = np.exp(logits.astype(np.float64) / temperature)  # float64, so that rounding p anywhere would show
     assert np.abs(p - exact / exact.sum(-1, keepdims=True)).max() < 1e-5
@@ -93,12 +93,10 @@ def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature, monkeypa
 
 def test_q_is_the_float32_array_that_was_sampled():
     lm = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
-    job = specjax.generation.prepare(
-        lm, [[1, 2, 3]], specjax.Options(drafter=DraftModel(lm), num_speculative_tokens=3, temperature=0.7)
-    )
+    job = specjax.prepare(lm, [[1, 2, 3]], drafter=DraftModel(lm), num_speculative_tokens=3, temperature=0.7)
     state = job.start()
     keys = job.decoder.verifier.draft_keys(state.request.key, state.lengths)
-    draft, _ = jax.jit(DraftModel.propose, static_argnums=4)(job.decoder.drafter, lm, state, keys, 3)
+    draft, _ = jax.jit(rounds.propose)(job.decoder, state)
     assert draft.probs.dtype == jnp.float32
     assert np.allclose(draft.probs.sum(-1), 1, atol=1e-6)
     again = random.categorical(random.at(keys, state.lengths[:, None] + jnp.arange(3)), draft.probs)
@@ -216,13 +214,11 @@ def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
     """Each column sees the oldest guesses up to its own and then itself, whatever else is in the block."""
     prompts = np.random.default_rng(0).integers(0, 8, (4, 11)).tolist()
     drafter = Lookahead(window=5, guesses=2)
-    job = specjax.generation.prepare(
-        DEEP, prompts, specjax.Options(drafter=drafter, num_speculative_tokens=2, max_new_tokens=9)
-    )
+    job = specjax.prepare(DEEP, prompts, drafter=drafter, num_speculative_tokens=2, max_new_tokens=9)
     before = job.start()
-    draft, _ = jax.jit(Lookahead.propose, static_argnums=(0, 4))(job.decoder.drafter, job.decoder.target, before, before.key, 2)
+    draft, _ = jax.jit(rounds.propose)(job.decoder, before)
     before = before._replace(active=jnp.array([True, True, True, False]))
-    after = decode.round(job.decoder.target, job.decoder.drafter, job.decoder.verifier, 2, before)[0]
+    after = rounds.round(job.decoder, before)[0]
     assert not (after.drafter.pool[3] >= 0).any(), "a row that sits out learns nothing"
     for row, prompt in enumerate(prompts[:3]):
         oldest, newest = np.asarray(draft.tokens[row, :10]).reshape(2, 5)
@@ -237,14 +233,13 @@ def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
 def learned(drafter, size: int, limits: list[int], part=lambda own: own, **options) -> list:
     """What the first row's drafter has learned after each of its rounds; the second row may have nothing to do."""
     prompts = [[1, 2, 0, 1, 3, 0], [0, 1, 2, 2, 1, 4]]
-    job = specjax.generation.prepare(DEEP, prompts, specjax.Options(
-        drafter=drafter, num_speculative_tokens=size, max_new_tokens=limits, capacity=64, **options
-    ))  # fmt: skip
-    state, rounds = job.start(), []
+    given = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=limits, capacity=64, **options)
+    job = specjax.prepare(DEEP, prompts, **given)
+    state, found = job.start(), []
     while state.active[0]:
         state, _ = job.decoder.round(state)
-        rounds.append(jax.tree.map(lambda x: np.asarray(x[0]).tolist(), part(state.drafter)))
-    return rounds
+        found.append(jax.tree.map(lambda x: np.asarray(x[0]).tolist(), part(state.drafter)))
+    return found
 
 
 @pytest.mark.parametrize("size", [1, 3])

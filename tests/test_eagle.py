@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax.checkpoints import trained_drafters as files
-from specjax.decode import random
+from specjax.decode import round as rounds
 from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import modules
@@ -34,9 +34,8 @@ def random_head(seed: int = 0, config=CONFIG) -> Eagle:
 
 
 def draft_of(drafter: Eagle, prompt: list[int], size: int):
-    job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=size, temperature=1.0))
-    keys = random.fold(job.request.key, random.DRAFT)
-    return jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(), keys, size)[0]
+    job = prepare(TARGET, [prompt], drafter=drafter, num_speculative_tokens=size, temperature=1.0)
+    return jax.jit(rounds.propose)(job.decoder, job.start())[0]
 
 
 @each_head
@@ -56,7 +55,7 @@ def test_training_sees_at_every_step_what_drafting_computes(config):
 def test_the_prompt_is_read_along_with_the_target():
     """After prefill nothing is left to catch up with, however ragged the prompts and however many their blocks."""
     prompts = [[i % 12 for i in range(size)] for size in (150, 1, 2, 64, 65, 66)]
-    job = prepare(TARGET, prompts, specjax.Options(drafter=random_head(), max_new_tokens=4))
+    job = prepare(TARGET, prompts, drafter=random_head(), max_new_tokens=4)
     own = job.start().drafter
     assert own.ready.tolist() == [len(p) > 1 for p in prompts]
     assert own.cache.lengths.tolist() == [max(len(p) - 2, 0) for p in prompts]
@@ -67,8 +66,8 @@ def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
     drafter = Cascade(dataclasses.replace(random_head(), prefill_chunk=64), TARGET, 3)
 
     def head_state(capacity):
-        options = specjax.Options(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
-        job = prepare(TARGET, [[i % 12 for i in range(100)]], options)
+        options = dict(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
+        job = prepare(TARGET, [[i % 12 for i in range(100)]], **options)
         state = jax.device_get(job.decoder.run(job.start()).drafter.inner.cache)
         return state.keys[0][:, :, : int(state.lengths[0])]
 

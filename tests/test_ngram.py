@@ -35,7 +35,7 @@ def propose(drafter, prompts, size):
         tokens[row, : len(prompt)] = prompt
     lengths = jnp.array([len(p) for p in prompts])
     fields = dict.fromkeys(DecodeState._fields) | {"tokens": jnp.asarray(tokens), "lengths": lengths}
-    draft, _ = drafter.propose(None, DecodeState(**fields), None, size)
+    draft = drafter.propose(None, (), DecodeState(**fields), None, size)[0]
     return [t[v].tolist() for t, v in zip(np.asarray(draft.tokens), np.asarray(draft.valid), strict=True)]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import specjax
 from specjax import testing
-from specjax.decode.types import Draft
+from specjax.decode.draft_shape import CHAIN, FixedTreeShape
+from specjax.decode.types import Draft, Plan
 from specjax.drafters import NoDraft
 from specjax.drafting.base import Stateless, static
 
@@ -35,15 +36,15 @@ class Bad(Stateless):
     parents: tuple[int, ...] | None
     drawn: bool
 
-    def widths(self, size):
-        return (1 + (size if self.parents is None else len(self.parents)),)
+    def plan(self, target, size):
+        return Plan((1 + (size if self.parents is None else len(self.parents)),), trees=self.parents is not None)
 
-    def propose(self, target, state, keys, size):
-        count = self.widths(size)[-1] - 1
+    def propose(self, target, own, state, keys, size):
+        count = self.plan(target, size).block - 1
         tokens = jnp.broadcast_to(jnp.array([BAD, 3, BAD, 4, 5, 6][:count], jnp.int32), (len(state.lengths), count))
         probs = jax.nn.one_hot(tokens, target.config.vocab_size, dtype=jnp.float32) if self.drawn else None
-        parents = None if self.parents is None else jnp.broadcast_to(jnp.array(self.parents, jnp.int32), tokens.shape)
-        return Draft(tokens, jnp.ones(tokens.shape, bool), probs, parents), state
+        shape = CHAIN if self.parents is None else FixedTreeShape(self.parents)
+        return Draft(tokens, jnp.ones(tokens.shape, bool), probs, shape), own, state.cache
 
 
 def test_the_token_overflows():

@@ -8,8 +8,7 @@ import pytest
 from test_conformance import DRAFTERS, TARGET, TARGETS
 
 import specjax
-from specjax import decode
-from specjax.decode import random
+from specjax.decode import prefill, random
 from specjax.generation.generate import prepare
 
 SETTINGS = {
@@ -78,4 +77,4 @@ def test_draws_are_those_without_the_setting(name):
 def test_keys_of_another_kind_are_refused_by_name(keys):
     job = prepare(TARGET, [[1, 2]], drafter=DRAFTERS["noisy twin"])
     with pytest.raises(ValueError, match="threefry2x32.*got.*(rbg|uint32).*request_keys"):
-        decode.start(job.decoder.target, job.decoder.drafter, job.request._replace(key=keys), 3, chunk=64, logprobs=False)
+        prefill.start(job.decoder, job.request._replace(key=keys), job.tokens, job.chunk)

@@ -10,6 +10,7 @@ import pytest
 from specjax import Metrics, stream, testing
 from specjax.drafters import DraftModel
 from specjax.generation import trace
+from specjax.generation.generate import prepare
 from specjax.measure import timing
 from specjax.report import record
 
@@ -242,9 +243,9 @@ def test_load_names_the_file(tmp_path, whole):
 
 
 def test_calls_are_timed_by_width():
-    options = dict(num_speculative_tokens=SIZE, max_new_tokens=2, count=2, repeats=1)
-    found = timing.calls(TARGET, ["a", "abab"], drafter="ngram", **options)
+    options = dict(num_speculative_tokens=SIZE, max_new_tokens=2)
+    found = timing.calls(prepare(TARGET, ["a", "abab"], drafter="ngram", **options), count=2, repeats=1)
     assert set(found) == {"plain_step", "draft", "verify"} and set(found["verify"]) == {"1", "4"}
     assert all(seconds > 0 for seconds in (found["plain_step"], found["draft"], *found["verify"].values()))
-    plain = timing.calls(TARGET, ["a", "abab"], **options)
+    plain = timing.calls(prepare(TARGET, ["a", "abab"], **options), count=2, repeats=1)
     assert plain["draft"] == 0.0 and plain["verify"] == {"1": plain["plain_step"]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.decode import random
+from specjax.decode import round as rounds
 from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules
@@ -18,6 +18,7 @@ from specjax.models.heads.medusa_heads import MedusaHeadsConfig
 from specjax.models.heads.pass_tokens import PassTokens
 from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
+from specjax.training.sublayers import weighted
 from specjax.training.texts import Texts, dialogues, over_passages
 from specjax.training.train_draft import DraftObjective
 from specjax.training.train_eagle import EagleObjective
@@ -117,7 +118,7 @@ def test_layers_are_left_out_more_often_the_deeper_they_stand():
     cache, sublayers = TARGET.alloc_cache(2, 6), jnp.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     run = tuple((bool(a), bool(m)) for a, m in sublayers)
     np.testing.assert_array_equal(
-        TARGET.weighted(sublayers)(tokens, cache).logits, TARGET(tokens, cache, run=run).logits
+        weighted(TARGET, sublayers)(tokens, cache).logits, TARGET(tokens, cache, run=run).logits
     )
 
 
@@ -246,8 +247,7 @@ def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     at = jnp.array([2, len(prompt) - 1])
     hidden = PASS._hidden(params, TARGET, text, at, at[:, None] + 1 + jnp.arange(2))
     drafter = PaSS(PASS.config, params)
-    job = prepare(TARGET, [prompt], specjax.Options(drafter=drafter, num_speculative_tokens=3, temperature=1.0))
-    keys = random.fold(job.request.key, random.DRAFT)
-    draft = jax.jit(drafter.propose, static_argnums=3)(TARGET, job.start(), keys, 3)[0]
+    job = prepare(TARGET, [prompt], drafter=drafter, num_speculative_tokens=3, temperature=1.0)
+    draft = jax.jit(rounds.propose)(job.decoder, job.start())[0]
     q = jax.nn.softmax(llama.merge(TARGET.config, TARGET.params).head(hidden[0, -2:]), axis=-1)
     np.testing.assert_allclose(q, draft.probs[0, 1:], atol=2e-5)

@@ -12,13 +12,12 @@ import pytest
 from scipy import stats
 
 from specjax import generate, stream, testing
-from specjax.decode import draft_shape as tree
 from specjax.decode import random, sampling
+from specjax.decode.draft_shape import CHAIN, FixedTreeShape, grown, parents_of
 from specjax.decode.types import Draft
 from specjax.drafters import Adaptive, DraftModel, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
 from specjax.drafting.grow_tree import draw_children
 from specjax.generation.generate import prepare
-from specjax.generation.options import Options
 from specjax.measure import acceptance, timing
 from specjax.models import cache as kv
 from specjax.models.quantized import dequantize
@@ -46,13 +45,13 @@ def random_draft(seed: int, rows: int = 3, size: int = 9) -> Draft:
     parents = rng.integers(0, np.arange(1, size + 1), (rows, size))
     tokens = rng.integers(0, 50, (rows, size))
     valid = jnp.asarray(rng.random((rows, size)) < 0.8)
-    return Draft(jnp.asarray(tokens, jnp.int32), valid, None, jnp.asarray(parents))
+    return Draft(jnp.asarray(tokens, jnp.int32), valid, None, grown(jnp.asarray(parents, jnp.int32)))
 
 
 def ways(draft: Draft, row: int) -> list[list[int]]:
     """The nodes on the way to each node, itself included, by hand."""
     found: list[list[int]] = [[]]
-    for node, parent in enumerate(np.asarray(draft.parents)[row], 1):
+    for node, parent in enumerate(np.asarray(draft.shape.parents)[row], 1):
         found.append([*found[parent], node])
     return found
 
@@ -61,7 +60,7 @@ def ways(draft: Draft, row: int) -> list[list[int]]:
 def test_a_node_of_a_random_tree_stands_at_its_depth(seed):
     draft, capacity = random_draft(seed), 20
     starts = jnp.array([4, 0, 7])
-    shape = tree.of(draft)
+    shape = draft.shape
     positions, mask = shape.attention(starts, capacity)
     flags = np.pad(~np.asarray(draft.valid), ((0, 0), (1, 0)))
     path, below = shape.path(draft.tokens, 9), shape.below(jnp.asarray(flags))
@@ -77,21 +76,36 @@ def test_a_node_of_a_random_tree_stands_at_its_depth(seed):
 
 
 def test_a_chain_has_the_shape_of_a_tree_of_width_1():
-    chain = random_draft(0)._replace(parents=None)
-    as_tree = chain._replace(parents=jnp.broadcast_to(jnp.arange(9), (3, 9)))
-    a, b = tree.of(chain), tree.of(as_tree)
-    flags = jnp.pad(~chain.valid, ((0, 0), (1, 0)))
-    assert (a.depth == b.depth).all() and (a.below(flags) == b.below(flags)).all()
-    assert (a.path(chain.tokens, 9) == b.path(chain.tokens, 9)).all()
+    draft = random_draft(0)
+    flags = jnp.pad(~draft.valid, ((0, 0), (1, 0)))
+    chain, above = CHAIN, jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32), (3, 9))
+    for tree in (FixedTreeShape(tuple(range(9))), grown(above)):
+        assert (chain.depths(9) == tree.depths(9)).all() and (chain.below(flags) == tree.below(flags)).all()
+        assert (chain.path(draft.tokens, 9) == tree.path(draft.tokens, 9)).all()
+        assert (parents_of(chain, 3, 9) == parents_of(tree, 3, 9)).all()
+
+
+def test_a_fixed_tree_has_the_shape_of_the_same_tree_grown_in_every_row():
+    draft, above = random_draft(1), (0, 0, 1, 2, 2, 3, 5, 0, 8)
+    fixed, rows = FixedTreeShape(above), jnp.broadcast_to(jnp.array(above, jnp.int32), (3, 9))
+    same, flags = grown(rows), jnp.pad(~draft.valid, ((0, 0), (1, 0)))
+    assert all(isinstance(x, np.ndarray) for x in (fixed.parents, fixed.ancestors, fixed.depth)), "nothing is traced"
+    assert (fixed.depths(9) == same.depths(9)).all() and (fixed.below(flags) == same.below(flags)).all()
+    assert (fixed.path(draft.tokens, 5) == same.path(draft.tokens, 5)).all()
+    starts, valid = jnp.array([4, 0, 7]), draft.valid & ~fixed.below(flags)
+    for a, b in zip(fixed.attention(starts, 20), same.attention(starts, 20), strict=True):
+        assert (a == b).all()
+    for node in range(10):
+        for a, b in zip(*(s.line(jnp.full(3, node), valid, 5) for s in (fixed, same)), strict=True):
+            assert (a == b).all()
 
 
 def test_the_line_shown_of_a_tree():
     """Accepted nodes first, then what was drafted below them, then whatever the level holds."""
-    parents = jnp.array([[0, 0, 1, 2, 2, 3, 5]])
-    draft = Draft(jnp.arange(7)[None], jnp.array([[True] * 6 + [False]]), None, parents)
+    shape, valid = FixedTreeShape((0, 0, 1, 2, 2, 3, 5)), jnp.array([[True] * 6 + [False]])
     nodes = {0: [1, 3, 6, 0], 2: [2, 4, 6, 0], 5: [2, 5, 6, 0], 3: [1, 3, 6, 0]}
     for node, want in nodes.items():
-        line, reached = tree.of(draft).line(jnp.array([node]), draft.valid, 4)
+        line, reached = shape.line(jnp.array([node]), valid, 4)
         assert line[0].tolist() == want and reached[0].tolist() == [True, True, True, False]
 
 
@@ -110,7 +124,7 @@ def siblings(q, width: int, with_replacement: bool) -> Draft:
     tokens, given = draw_children(
         logits, params, context, keys, np.zeros(width, int), np.arange(width), with_replacement
     )
-    return Draft(tokens, jnp.ones(tokens.shape, bool), given, jnp.zeros_like(tokens))
+    return Draft(tokens, jnp.ones(tokens.shape, bool), given, FixedTreeShape((0,) * width))
 
 
 @pytest.mark.parametrize("with_replacement", [False, True])
@@ -139,7 +153,7 @@ def test_the_first_token_has_the_targets_law(table, width, with_replacement):
 def test_coupled_follows_the_targets_own_draws_to_the_deepest_node():
     """Two children hold the drawn token, and only the second goes on with the right one."""
     p = jnp.broadcast_to(jax.nn.one_hot(jnp.array([2, 1, 1, 1, 3, 3]), 4), (1, 6, 4))
-    draft = Draft(jnp.array([[2, 2, 0, 1, 3]]), jnp.ones((1, 5), bool), None, jnp.array([[0, 0, 1, 2, 4]]))
+    draft = Draft(jnp.array([[2, 2, 0, 1, 3]]), jnp.ones((1, 5), bool), None, FixedTreeShape((0, 0, 1, 2, 4)))
     verdict = Coupled().verify(p, draft, random.request_keys([0]), jnp.array([3]))
     assert (int(verdict.accepted[0]), int(verdict.node[0]), int(verdict.token[0])) == (3, 5, 3)
     cut = draft._replace(valid=jnp.array([[True, True, True, False, True]]))
@@ -151,7 +165,7 @@ def test_coupled_follows_the_targets_own_draws_to_the_deepest_node():
 def test_verifiers_of_chains_refuse_trees(verifier):
     with pytest.raises(ValueError, match="judges chains, and TreeModel drafts trees .* choose one of 'rejection'"):
         prepare(LM, PROMPTS, drafter=TREE, verifier=verifier, lossy=True, num_speculative_tokens=3)
-    prepare(LM, PROMPTS, Options(drafter=TreeModel(TWIN, (1, 1)), verifier="rejection", num_speculative_tokens=3))
+    prepare(LM, PROMPTS, drafter=TreeModel(TWIN, (1, 1)), verifier="rejection", num_speculative_tokens=3)
 
 
 # ---- rounds ----
@@ -197,8 +211,8 @@ def test_a_row_fills_buffers_that_hold_not_one_token_more():
     job = prepare(LM, PROMPTS, drafter=TREE, **SAMPLED)
     capacity = int(jnp.max(job.request.limit)) + job.decoder.plan.block
     assert job.decoder.plan.block == 16 and job.tokens.shape[1] >= capacity
-    tight = job.request._replace(tokens=job.tokens[:, :capacity])
-    out = dataclasses.replace(job, chunk=16).run(dataclasses.replace(job, chunk=16).start(tight))
+    tight = dataclasses.replace(job, tokens=job.tokens[:, :capacity], chunk=16)
+    out = job.decoder.run(tight.start())
     want = run(TREE).tokens
     got = [row[len(p) : end] for row, p, end in zip(out.tokens.tolist(), PROMPTS, out.lengths.tolist(), strict=True)]
     assert got == want
@@ -219,7 +233,8 @@ def test_an_exact_tie_in_a_tree_goes_to_the_lowest_id():
 def test_greedy_siblings_are_the_best_tokens_in_order():
     """At temperature 0 nothing is left to draw after the first, and the tree would be a chain."""
     job = prepare(LM, PROMPTS, drafter=TREE, num_speculative_tokens=1, temperature=0.0)
-    draft, _ = TREE.propose(LM, job.start(), job.request.key, 1)
+    state = job.start()
+    draft = TREE.propose(LM, state.drafter, state, job.request.key, 1)[0]
     full = generate(TWIN, PROMPTS, max_new_tokens=1).tokens
     assert draft.valid.all() and draft.tokens[:, 0].tolist() == [row[0] for row in full]
     assert (jnp.take_along_axis(draft.probs, draft.tokens[..., None], 2) == 1).all()
@@ -243,7 +258,8 @@ def test_a_trees_record_and_trace_are_those_of_its_accepted_path():
 
 def test_a_trees_round_can_be_timed_and_its_alpha_cannot():
     options = {**SAMPLED, "max_new_tokens": 20}
-    calls = timing.calls(LM, PROMPTS, count=1, repeats=1, drafter=FirstOf(PromptLookup(), TREE), **options)
+    job = prepare(LM, PROMPTS, drafter=FirstOf(PromptLookup(), TREE), **options)
+    calls = timing.calls(job, count=1, repeats=1)
     assert list(calls["verify"]) == ["4", "16"]
     with pytest.raises(ValueError, match="one chain's"):
         acceptance.measure(LM, PROMPTS, TREE, 3, 4)

@@ -22,14 +22,14 @@ LM = testing.tiny_lm(0)
     ],
 )
 def test_prompts_may_be_arrays_of_jax(prompts):
-    job = specjax.generation.prepare(LM, prompts, specjax.Options())
+    job = specjax.prepare(LM, prompts)
     assert job.prompts == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_arrays_that_are_no_token_ids_are_refused():
     for prompts, message in ((jnp.array([[1.0]]), "token ids"), (jnp.array([1, 2]), r"pass \[\[...\]\]")):
         with pytest.raises(ValueError, match=message):
-            specjax.generation.prepare(LM, prompts, specjax.Options())
+            specjax.prepare(LM, prompts)
 
 
 @pytest.mark.parametrize("function", [specjax.generate, specjax.stream, specjax.warmup])
@@ -60,10 +60,10 @@ def test_models_and_drafters_can_be_compared_and_hashed():
 def test_the_package_alone_gives_all_its_modules():
     program = """
 import sys, specjax
-assert "specjax.testing" not in sys.modules and "specjax.record" not in sys.modules  # no slower to import
-assert specjax.Drafter is specjax.types.Drafter and specjax.Verifier is specjax.types.Verifier
-for name in ("testing", "memory", "record", "acceptance", "topology", "datastore", "theory", "sampling", "training"):
-    assert getattr(specjax, name).__name__ == "specjax." + name and name in dir(specjax)
+assert "specjax.testing" not in sys.modules and "specjax.report.record" not in sys.modules  # no slower to import
+assert specjax.Drafter and specjax.Verifier
+for name, place in specjax.MODULES.items():
+    assert getattr(specjax, name).__name__ == "specjax." + place and name in dir(specjax)
 assert not hasattr(specjax, "nothing")
 try:
     specjax.testin

@@ -46,19 +46,19 @@ class Decoder:
         self, request: Request, tokens: jax.Array, chunk: int, keep_history: bool = True, logprobs: bool = False
     ) -> DecodeState:
         """The state after the prompts, by :func:`specjax.decode.prefill.start`; compiled."""
-        return _start(self, request, tokens, chunk=chunk, keep_history=keep_history, logprobs=logprobs)
+        return start_jit(self, request, tokens, chunk=chunk, keep_history=keep_history, logprobs=logprobs)
 
     def feed(self, state: DecodeState, starts: jax.Array, chunk: int) -> DecodeState:
         """One chunk of each prompt, by :func:`specjax.decode.prefill.feed`; compiled. The state is donated."""
-        return _feed(self, state, starts, chunk=chunk)
+        return feed_jit(self, state, starts, chunk=chunk)
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
         """One round, by :func:`specjax.decode.round.round`; compiled. The state is donated."""
-        return _round(self, state)
+        return round_jit(self, state)
 
     def run(self, state: DecodeState) -> DecodeState:
         """Rounds until no row is active, all on the device; compiled. The state is donated."""
-        return _run(self, state)
+        return run_jit(self, state)
 
 
 def run(decoder: Decoder, state: DecodeState) -> DecodeState:
@@ -67,21 +67,21 @@ def run(decoder: Decoder, state: DecodeState) -> DecodeState:
 
 
 # The state is donated, so its caches are updated in place; weights never are.
-_start = jax.jit(prefill.start, static_argnames=("chunk", "keep_history", "logprobs"))
-_feed = jax.jit(prefill.feed, static_argnames="chunk", donate_argnames="state")
-_round = jax.jit(rounds.round, donate_argnames="state")
-_run = jax.jit(run, donate_argnames="state")
+start_jit = jax.jit(prefill.start, static_argnames=("chunk", "keep_history", "logprobs"))
+feed_jit = jax.jit(prefill.feed, static_argnames="chunk", donate_argnames="state")
+round_jit = jax.jit(rounds.round, donate_argnames="state")
+run_jit = jax.jit(run, donate_argnames="state")
 
 
 def lower_start(decoder: Decoder, request: Request, tokens: jax.Array, chunk: int, logprobs: bool) -> Any:
     """Compiles :meth:`Decoder.start` and runs nothing. -> the shapes of the state, for :func:`lower_rounds`."""
     given = decoder, request, tokens
     fixed = dict(chunk=chunk, keep_history=True, logprobs=logprobs)
-    started = _start.lower(*given, **fixed).compile()
+    started = start_jit.lower(*given, **fixed).compile()
     # Where arrays lie is part of a program, but on one device nothing is pinned to a device.
-    return started.out_info if decoder.target.mesh is not None else _start.eval_shape(*given, **fixed)
+    return started.out_info if decoder.target.mesh is not None else start_jit.eval_shape(*given, **fixed)
 
 
 def lower_rounds(decoder: Decoder, state: Any, streaming: bool) -> None:
     """Compiles :meth:`Decoder.run`, or :meth:`Decoder.round` if streaming, and runs nothing."""
-    (_round if streaming else _run).lower(decoder, state).compile()
+    (round_jit if streaming else run_jit).lower(decoder, state).compile()

@@ -42,7 +42,7 @@ class ChainShape:
         return None, None
 
 
-class _TreeShape:
+class TreeShape:
     """The questions of :class:`ChainShape`, for a tree, from the arrays that its subclasses have.
 
     parents: i32[R, N], the parent node of each drafted token.
@@ -98,7 +98,7 @@ class _TreeShape:
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class FixedTreeShape(_TreeShape):
+class FixedTreeShape(TreeShape):
     """The same tree in every row, known when the program is traced: its arrays are NumPy's, with one row.
 
     Args:
@@ -129,7 +129,7 @@ class GrownTreeArrays(NamedTuple):
     depth: jax.Array  # i32[B, N+1]
 
 
-class GrownTreeShape(_TreeShape, GrownTreeArrays):
+class GrownTreeShape(TreeShape, GrownTreeArrays):
     """A tree of its own in each row, grown on the device. Made by :func:`grown`."""
 
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 import specjax
-from specjax import decode, verify
-from specjax.decode import draft_shape as tree
-from specjax.decode import random, sampling
+from specjax import verify
+from specjax.decode import draft_shape, random, sampling
+from specjax.decode import round as rounds
+from specjax.decode.draft_shape import FixedTreeShape
 from specjax.drafters import Adaptive, Cascade, DraftModel, Jacobi, LayerSkip, Lookahead
 from specjax.models import cache as kv
 from specjax.models import fused_attention
@@ -100,7 +101,7 @@ def bonus_from_the_row_before():
 
 @fault(TABLE_LAW)
 def refusals_do_not_end_the_prefix():
-    chain.leading_run = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
+    verify.rejection.leading_run = lambda accept: jnp.sum(accept, axis=1, dtype=jnp.int32)
 
 
 @fault(PADDING)
@@ -141,18 +142,18 @@ def nodes_do_not_see_their_ancestors():
     def make(seen):
         return lambda ancestors, *rest: seen(ancestors & jnp.eye(*ancestors.shape[1:], dtype=bool), *rest)
 
-    wrap(tree, "seen", make)
+    wrap(draft_shape, "seen", make)
 
 
 @fault(TREE_TEXT, TREE_CACHE)
 def positions_by_node_number():
     def make(attention):
         def faulty(self, starts, capacity):
-            return starts[:, None] + jnp.arange(self.depth.shape[1]), attention(self, starts, capacity)[1]
+            return starts[:, None] + jnp.arange(self.ancestors.shape[1]), attention(self, starts, capacity)[1]
 
         return faulty
 
-    wrap(tree.Tree, "attention", make)
+    wrap(draft_shape.TreeShape, "attention", make)
 
 
 @fault(TREE_TEXT, TREE_CACHE)
@@ -162,14 +163,14 @@ def accepted_entries_left_among_their_siblings():
 
 @fault(TREE_TEXT)
 def penalties_blind_to_the_path_in_a_tree():
-    wrap(tree.Tree, "path", lambda f: lambda self, *rest: jnp.full_like(f(self, *rest), sampling.NO_TOKEN))
+    wrap(draft_shape.TreeShape, "path", lambda f: lambda self, *rest: jnp.full_like(f(self, *rest), sampling.NO_TOKEN))
 
 
 @fault(TREE_LAW)
 def tree_walked_past_a_refusal():
     """Children of every node are judged, whether or not their parent was accepted: parents all count as the root."""
     wrap(verify.rejection, "recursive_rejection", lambda f: lambda p, draft, *rest: f(
-        p, draft._replace(parents=jnp.zeros_like(draft.parents)), *rest))
+        p, draft._replace(shape=FixedTreeShape((0,) * draft.tokens.shape[1])), *rest))
 
 
 # ---- keys ----
@@ -206,7 +207,7 @@ def one_key_for_all_rows():
 def shift_target_lengths(change):
     patched = types.SimpleNamespace(**vars(kv))
     patched.with_lengths = lambda cache, lengths: kv.with_lengths(cache, change(lengths))
-    decode.kv = patched
+    rounds.kv = patched
 
 
 @fault(LAW)
@@ -221,27 +222,29 @@ def one_cursor_for_all_rows():
 
 @fault(STOPS)
 def stop_looked_for_only_at_the_end():
-    def make(commit):
-        def faulty(state, draft, p, logits, verdict, failed):
-            last = decode.is_stop(verdict.token[:, None], state.request.stop_ids)  # [B, 1]
-            seen = jnp.where(last, state.request.stop_ids, sampling.NO_TOKEN)
-            new, info = commit(state._replace(stop_ids=seen), draft, p, logits, verdict, failed)
-            return new._replace(stop_ids=state.request.stop_ids), info
+    def make(append):
+        def faulty(decoder, state, judged):
+            last = rounds.is_stop(judged.verdict.token[:, None], state.request.stop_ids)  # [B, 1]
+            seen = state.request._replace(stop_ids=jnp.where(last, state.request.stop_ids, sampling.NO_TOKEN))
+            new, info = append(decoder, state._replace(request=seen), judged)
+            return new._replace(request=state.request), info
 
         return faulty
 
-    wrap(decode, "commit", make)
+    wrap(rounds, "append", make)
 
 
 @fault(STOPS)
 def limit_not_enforced():
-    wrap(decode, "commit", lambda commit: lambda state, *rest: restore(commit(unlimited(state), *rest), state))
+    def make(append):
+        def faulty(decoder, state, judged):
+            unlimited = state._replace(request=state.request._replace(limit=state.request.limit + 1))
+            new, info = append(decoder, unlimited, judged)
+            return new._replace(request=state.request), info
 
-    def unlimited(state):
-        return state._replace(limit=state.request.limit + 1)
+        return faulty
 
-    def restore(result, state):
-        return result[0]._replace(limit=state.request.limit), result[1]
+    wrap(rounds, "append", make)
 
 
 @fault(FLOAT32(0.3), FLOAT32(1.0))
@@ -277,9 +280,9 @@ def target_judged_at_temperature_1():
 def top_p_on_the_target_alone():
     """Still lossless: it costs acceptance only."""
     def make(propose):
-        def faulty(self, target, state, *rest):
-            draft, after = propose(self, target, state._replace(sampling=state.request.sampling._replace(top_p=None)), *rest)
-            return draft, after._replace(sampling=state.request.sampling)
+        def faulty(self, target, own, state, *rest):
+            request = state.request._replace(sampling=state.request.sampling._replace(top_p=None))
+            return propose(self, target, own, state._replace(request=request), *rest)
 
         return faulty
 
@@ -291,8 +294,8 @@ def q_reported_in_bfloat16():
     """Drawn from one array, judged by another."""
     def make(propose):
         def faulty(self, *arguments):
-            draft, state = propose(self, *arguments)
-            return draft._replace(probs=draft.probs.astype(jnp.bfloat16).astype(jnp.float32)), state
+            draft, *after = propose(self, *arguments)
+            return draft._replace(probs=draft.probs.astype(jnp.bfloat16).astype(jnp.float32)), *after
 
         return faulty
 
@@ -303,10 +306,10 @@ def q_reported_in_bfloat16():
 def greedy_draft_scored_with_its_softmax():
     def make(propose):
         def faulty(self, *arguments):
-            draft, state = propose(self, *arguments)
+            draft, *after = propose(self, *arguments)
             if self.temperature == 0:
                 draft = draft._replace(probs=propose(dataclasses.replace(self, temperature=None), *arguments)[0].probs)
-            return draft, state
+            return draft, *after
 
         return faulty
 
@@ -315,7 +318,7 @@ def greedy_draft_scored_with_its_softmax():
 
 @fault(PATH)
 def draft_cache_never_sees_the_prompt():
-    specjax.drafters.model.catch_up = lambda lm, cache, state, wanted, chunk: cache
+    specjax.drafters.draft_model.catch_up = lambda lm, cache, state, wanted, chunk: cache
 
 
 @fault(PATH)
@@ -323,10 +326,8 @@ def draft_cache_rolled_back_to_the_wrong_slot():
     """Costs acceptance only, so no test of laws can see it."""
     def make(commit):
         def faulty(self, *arguments):
-            state = commit(self, *arguments)
-            cache = state.drafter.cache
-            moved = cache._replace(keys=tuple(jnp.roll(x, 1, axis=2) for x in cache.keys))
-            return state._replace(drafter=state.drafter._replace(cache=moved))
+            own = commit(self, *arguments)
+            return own._replace(cache=own.cache.replace(keys=tuple(jnp.roll(x, 1, axis=2) for x in own.cache.keys)))
 
         return faulty
 
@@ -340,8 +341,8 @@ def change_draft(drafter, change):
     """``change(self, draft)`` after every proposal."""
     def make(propose):
         def faulty(self, *arguments):
-            draft, state = propose(self, *arguments)
-            return change(self, draft), state
+            draft, *after = propose(self, *arguments)
+            return change(self, draft), *after
 
         return faulty
 
@@ -367,11 +368,11 @@ def cascade_reports_q_of_the_token_before():
 @fault(LAW_OF("early exit"))
 def draft_writes_over_a_committed_entry():
     def make(propose):
-        def faulty(self, target, state, *rest):
-            draft, after = propose(self, target, state, *rest)
+        def faulty(self, target, own, state, *rest):
+            draft, own, cache = propose(self, target, own, state, *rest)
             rows = jnp.arange(state.lengths.shape[0])
-            keys = tuple(k.at[rows, :, state.lengths - 2].set(0.0) for k in after.cache.keys)
-            return draft, after._replace(cache=after.cache._replace(keys=keys))
+            keys = tuple(k.at[rows, :, state.lengths - 2].set(0.0) for k in cache.keys)
+            return draft, own, cache.replace(keys=keys)
 
         return faulty
 
@@ -380,7 +381,7 @@ def draft_writes_over_a_committed_entry():
 
 @fault("tests/test_drafters.py::test_the_window_of_lookahead_goes_on_by_the_targets_answers")
 def lookahead_learns_nothing():
-    wrap(Lookahead, "commit", lambda commit: lambda self, target, state, outcome: state)
+    wrap(Lookahead, "commit", lambda commit: lambda self, target, own, state, outcome: own)
 
 
 # ---- kernels ----
