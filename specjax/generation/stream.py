@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specjax.decode import rows
 from specjax.decode.numeric import per_row
 from specjax.decode.types import RoundInfo
 from specjax.generation import logprobs, trace
@@ -50,8 +52,8 @@ class Stream:
             for row, entry in zip(self._trace, rounds, strict=True):
                 row += [entry] if entry else []
         self._described = len(self._infos)
-        rows = zip(self._trace, self._rows, self._job.prompts, strict=True)
-        return [trace.cut(rounds, len(prompt) + len(row.tokens)) for rounds, row, prompt in rows]
+        known = zip(self._trace, self._rows, self._job.prompts, strict=True)
+        return [trace.cut(rounds, len(prompt) + len(row.tokens)) for rounds, row, prompt in known]
 
     def _run(self) -> Iterator[Event]:
         decoder, request, began = self._job.decoder, self._job.request, time.perf_counter()
@@ -73,8 +75,11 @@ class Stream:
             for index, row in enumerate(self._rows):
                 if row.finish_reason is None and not row.failed:
                     yield from self._advance(index, row, info)
-            if all(row.finish_reason is not None or row.failed for row in self._rows):
+            ended = [row.finish_reason is not None or row.failed for row in self._rows]
+            if all(ended):
                 break
+            if any(row.text and row.text.stopped for row in self._rows):  # the device knows nothing of stop strings
+                state = rows.release(state, jnp.asarray(ended))
             info = following
         self.result()  # raises if a row failed
 
