@@ -48,7 +48,7 @@ def _short_product(rows: jax.Array, weight: jax.Array, precision) -> jax.Array:
 
 
 def _product_by_blocks(rows: jax.Array, codes: jax.Array, precision, size: int = 64) -> jax.Array:
-    """The product with a weight of codes, ``size`` output channels at a time: the converted part fits the CPU's cache."""
+    """The product with a weight of codes, ``size`` output channels at a time. The converted part fits the cache."""
     matrix = codes.reshape(-1, codes.shape[-1])
     size = min(size, len(matrix))
     # XLA can't slice fp8 on a CPU. It would convert the whole matrix outside the loop, ten times as slowly.

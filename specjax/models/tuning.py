@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-# The most queries of one kv head for which the hand-written attention kernel runs. With more queries, XLA's attention is
-# as fast (measured on an H100).
+# The most queries of one kv head for which the hand-written attention kernel runs. With more queries, XLA's attention
+# is as fast (measured on an H100).
 MOST_KERNEL_QUERIES = 32
 # The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
 # card with 132 of them.
