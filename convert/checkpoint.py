@@ -90,7 +90,7 @@ def read_head(folder: str | Path) -> Head:
         head = json.loads(path.read_text("utf-8"))
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']}, this version of specjax reads {FORMAT}")
-        quantized.check_kind("quantized", kind := head.get("quantized"))  # files of the first releases have no such key
+        quantized.check_kind("quantized", kind := head.get("quantized"))  # absent in files from before quantisation
         return Head(LlamaConfig.from_dict(head["config"]), jnp.dtype(head["dtype"]), kind)
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} can't be used: {e}; convert the model again") from None

@@ -56,6 +56,7 @@ class Eagle1Head(nnx.Module):
         self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
 
     def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
+        """The target's hidden states after its norm, [B, T, H], unchanged. This head has no taps."""
         del taps
         return hidden
 

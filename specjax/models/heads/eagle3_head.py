@@ -72,7 +72,7 @@ class Eagle3Head(nnx.Module):
     def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
         """Joins the target's hidden states after each tap, each [B, T, H], to one [B, T, H].
 
-        ``hidden``, the states after the target's norm, is not used. EAGLE's first head uses only ``hidden``.
+        ``hidden``, the target's hidden states after its norm, is not used. Only EAGLE's first head uses it.
         """
         del hidden
         return self.fuse(jnp.concatenate([taps[after] for after in sorted(taps)], axis=-1))
