@@ -1,3 +1,6 @@
-"""Checkpoints of other formats to specjax's parameter tree, and that tree to and from disk."""
+"""Reads checkpoints of other formats into specjax's parameter tree, and stores the tree on disk.
 
-import specjax  # noqa: F401  (first, whichever of the two is imported first: specjax.load imports from here)
+This package imports specjax. Of specjax, only ``specjax/checkpoints/load.py`` imports this package.
+"""
+
+import specjax  # noqa: F401  (imported first, because specjax.load imports modules of this package)

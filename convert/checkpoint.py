@@ -1,7 +1,7 @@
 """specjax's own checkpoint folder: ``specjax.json``, orbax ``params/`` and the tokenizer's files.
 
-Weights are stored uncompressed: compressing would hold a second copy of the model in memory while writing, and the
-values hardly compress. A folder appears under its name only when it is complete.
+Weights are stored uncompressed. Compression would hold a second copy of the model in memory while writing, and weights
+hardly compress. A folder appears under its name only when it is complete.
 """
 
 import json
@@ -23,19 +23,25 @@ from specjax.text.tokenizer import Tokenizer
 
 MARK = "specjax.json"
 FORMAT = 1
-_GB = 1  # at a time, between disk and device; orbax counts in whole gigabytes
+_GB = 1  # gigabytes that move at a time between disk and device; orbax takes only whole numbers
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether the folder says that it is one (:func:`restore` finds out whether it is sound)."""
+    """Whether the folder is marked as a checkpoint. (:func:`restore` finds out whether the checkpoint is sound.)"""
     return (Path(folder) / MARK).is_file()
 
 
 def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Tokenizer | None = None) -> None:
     """Writes a checkpoint, atomically.
 
+    Args:
+      folder: where the checkpoint goes. It must not exist, or be empty.
+      config: the model's shape.
+      params: the parameter tree, quantised or not.
+      tokenizer: the model's tokenizer; None: the checkpoint has no tokenizer.
+
     Raises:
-      FileExistsError: the folder exists and is not empty; nothing is overwritten.
+      FileExistsError: the folder exists and is not empty. Nothing is overwritten.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -53,7 +59,7 @@ def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Token
             "quantized": quantized.kind_of(params),
         }
         (work / MARK).write_text(json.dumps(head, indent=1), "utf-8")
-        work.chmod(0o755)  # mkdtemp's folder is the owner's alone
+        work.chmod(0o755)  # only the owner can read a folder of mkdtemp
         os.replace(work, folder)
     except OSError as e:
         if folder.is_dir() and any(folder.iterdir()):
@@ -64,18 +70,18 @@ def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Token
 
 
 class Head(NamedTuple):
-    """What a checkpoint says of itself."""
+    """The contents of ``specjax.json``."""
 
-    config: LlamaConfig
-    dtype: jnp.dtype  # of the weights that aren't quantised
-    quantized: str | None  # how the others are
+    config: LlamaConfig  # the model's shape
+    dtype: jnp.dtype  # the dtype of the weights that aren't quantised
+    quantized: str | None  # the kind of the quantised weights, "int8" or "fp8"; None: no weight is quantised
 
 
 def read_head(folder: str | Path) -> Head:
-    """Configuration and storage, without touching the weights.
+    """Reads ``specjax.json``, but no weights.
 
     Raises:
-      ValueError: not a checkpoint of this format, or damaged.
+      ValueError: the folder is no checkpoint of this format, or is damaged.
     """
     path = Path(folder) / MARK
     if not path.is_file():
@@ -84,7 +90,7 @@ def read_head(folder: str | Path) -> Head:
         head = json.loads(path.read_text("utf-8"))
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']}, this version of specjax reads {FORMAT}")
-        quantized.check_kind("quantized", kind := head.get("quantized"))  # absent before there was such a thing
+        quantized.check_kind("quantized", kind := head.get("quantized"))  # absent in files from before quantisation
         return Head(LlamaConfig.from_dict(head["config"]), jnp.dtype(head["dtype"]), kind)
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} can't be used: {e}; convert the model again") from None
@@ -96,14 +102,18 @@ def restore(
     """Reads a checkpoint straight to its device or devices.
 
     Args:
-      folder: as written by :func:`save`.
-      dtype: of the weights that aren't quantised; None keeps the stored one.
-      quantize: "int8" or "fp8": quantises on the way, holding one layer's originals at a time.
-      mesh: of the devices to cut the weights over; None: the first device.
+      folder: a folder that :func:`save` wrote.
+      dtype: the dtype of the weights that aren't quantised; None: the stored dtype.
+      quantize: "int8" or "fp8" quantises the weights while they are read. The originals of one layer at a time are
+        held. None: weights stay as they are stored.
+      mesh: the devices that share the weights; None: the first device.
+
+    Returns:
+      The configuration, the parameter tree, and the tokenizer, or None if the checkpoint has no tokenizer.
 
     Raises:
-      ValueError: no checkpoint, one that is damaged or doesn't fit its config (the message says what differs), or one
-        that is to be quantised again.
+      ValueError: the folder is no checkpoint, is damaged, or doesn't fit its config (the message says where they
+        differ); or quantised weights should be quantised again.
     """
     folder = Path(folder).absolute()
     head = read_head(folder)
@@ -113,7 +123,7 @@ def restore(
     wanted = _wanted(head, jnp.dtype(dtype or head.dtype), mesh)
     try:
         params = _restore_params(folder / "params", wanted, place if quantize else None)
-    except Exception as e:  # orbax and tensorstore raise many kinds; all mean that the folder is not sound
+    except Exception as e:  # orbax and tensorstore raise many classes; each means that the folder is damaged
         reason = " ".join(str(e).split())[:500]
         raise ValueError(f"{folder}/params can't be restored: {reason}; convert the model again") from e
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
@@ -121,20 +131,21 @@ def restore(
 
 
 def _wanted(head: Head, dtype, mesh: Mesh | None) -> dict:
-    """The tree to restore: shapes, dtypes and shardings."""
+    """The tree to restore, with the shape, dtype and sharding of each leaf."""
     one = SingleDeviceSharding(jax.devices()[0])
 
     def leaf(path, x):
         shape = jax.ShapeDtypeStruct(x.shape, dtype)
         if head.quantized and quantized.is_matrix(head.config, path):
             shape = jax.eval_shape(partial(quantized.quantize, kind=head.quantized), shape)
-        where = jax.tree.map(lambda _: one, shape) if mesh is None else parallel.sharding(path, shape, mesh)
-        return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shape, where)
+        cut = jax.tree.map(lambda _: one, shape) if mesh is None else parallel.sharding(path, shape, mesh)
+        return jax.tree.map(lambda x, cut: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), shape, cut)
 
     return quantized.map_with_path(leaf, llama.structure(head.config)[1])
 
 
 def _check_shapes(metadata: Any, wanted: dict) -> None:
+    """Raises ValueError unless orbax's metadata has exactly the leaves of ``wanted``, with the same shapes."""
     tree = getattr(metadata, "item_metadata", metadata)
     tree = getattr(tree, "tree", tree)
     name = partial(jax.tree_util.keystr, simple=True, separator="/")
@@ -164,7 +175,7 @@ def _save_params(path: Path, params: dict) -> None:
 
 
 def _restore_params(path: Path, wanted: dict, place: Callable | None) -> dict:
-    """The tree as wanted, or piece by piece where every leaf has to go through ``place``."""
+    """The tree as wanted. With ``place``, which puts each leaf on its device, the tree is read piece by piece."""
     with _checkpointer() as checkpointer:
         _check_shapes(checkpointer.metadata(path), wanted)
         if place is None:
@@ -178,7 +189,7 @@ def _restore_params(path: Path, wanted: dict, place: Callable | None) -> dict:
 
 
 def _pieces(tree: dict) -> Iterator[dict]:
-    """The tree in parts that can be read one after the other: each layer, and each of what stands beside them."""
+    """The tree in parts that are read one after another: each layer, and each entry beside the layers."""
     yield from ({name: part} for name, part in tree.items() if name != "layers")
     yield from ({"layers": {i: layer}} for i, layer in tree["layers"].items())
 
@@ -186,5 +197,6 @@ def _pieces(tree: dict) -> Iterator[dict]:
 def _read(checkpointer, path: Path, wanted: dict) -> dict:
     import orbax.checkpoint as ocp
 
-    how = ocp.checkpoint_utils.construct_restore_args(wanted)
-    return checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True))
+    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+    args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
+    return checkpointer.restore(path, args=args)

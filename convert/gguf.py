@@ -12,14 +12,14 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
 _PLAIN = {Kind.F32: np.float32, Kind.F16: np.float16, Kind.BF16: ml_dtypes.bfloat16, Kind.F64: np.float64}
-_VALUES_AT_A_TIME = 2**22  # what dequantising needs beside its result is in proportion to this
+_VALUES_AT_A_TIME = 2**22  # values that are dequantised at a time; the memory beside the result is in proportion
 
 
 class _Reader(GGUFReader):
-    """The package's reader, which takes what lies past the end of a file for empty; here it is an error.
+    """The reader of the gguf package, with two changes.
 
-    It also reads from a plain array: a vocabulary is several hundred thousand pieces, and ``memmap`` takes six times as
-    long for each.
+    The package treats bytes past the end of a file as empty; here they are an error. And this reader reads from a plain
+    array, because a vocabulary is several hundred thousand pieces and ``memmap`` takes six times as long for each.
     """
 
     def _get(self, offset, dtype, count=1, override_order=None):
@@ -32,11 +32,13 @@ class _Reader(GGUFReader):
 
 
 class GGUF:
-    """An open GGUF file: ``metadata`` (str -> int, float, bool, str, or a list of such) and ``tensors`` by name.
+    """An open GGUF file.
+
+    ``metadata`` maps keys to int, float, bool, str, or lists of these. ``tensors`` maps names to the package's tensors.
 
     Raises:
-      ValueError: no GGUF file of version 2 or 3, one of several pieces, a file that is cut short or damaged, or a
-        tensor of a type that can't be dequantised. The message names the file, and the key or tensor.
+      ValueError: the file is no GGUF file of version 2 or 3, is one of several pieces, is cut short or damaged, or has
+        a tensor of a type that can't be dequantised. The message names the file, and the key or tensor.
     """
 
     def __init__(self, path: str | Path):
@@ -62,17 +64,17 @@ class GGUF:
         return ((name, self.shape(name)) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """[out, in], as numpy has it; the file lists the fastest dimension first."""
+        """The shape of a tensor in numpy's order, [out, in]. The file lists dimensions in reverse."""
         return tuple(reversed(self.tensors[name].shape.tolist()))
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of every tensor, in file order; see :meth:`tensor`."""
+        """(name, array) of every tensor, in the order of the file. The arrays are those of :meth:`tensor`."""
         for name, tensor in sorted(self.tensors.items(), key=lambda item: item[1].data_offset):
             yield name, self.tensor(name)
             _forget(self.map, tensor.data_offset, tensor.data_offset + tensor.n_bytes)
 
     def tensor(self, name: str) -> np.ndarray:
-        """One tensor, dequantised to float32; floating-point types keep their dtype and are read-only."""
+        """One tensor, dequantised to float32. A tensor of a floating-point type keeps its dtype and is read-only."""
         tensor, shape = self.tensors[name], self.shape(name)
         kind, data = tensor.tensor_type, tensor.data
         if kind in _PLAIN:
@@ -80,8 +82,8 @@ class GGUF:
         rows = data.reshape(-1, data.shape[-1])
         result = np.empty((len(rows), shape[-1]), np.float32)
         step = max(1, _VALUES_AT_A_TIME // shape[-1])
-        for at in range(0, len(rows), step):
-            result[at : at + step] = dequantize(rows[at : at + step], kind)
+        for start in range(0, len(rows), step):
+            result[start : start + step] = dequantize(rows[start : start + step], kind)
         return result.reshape(shape)
 
     def _contents(self, name: str, field: Any) -> Any:
@@ -91,7 +93,7 @@ class GGUF:
             raise ValueError(f"{self.path}: metadata key {name} holds text that is not UTF-8: {problem}") from problem
 
     def _check_kinds(self) -> None:
-        """Every type must be one that can be dequantised, before a model of many gigabytes has been read halfway."""
+        """Raises ValueError if a tensor's type can't be dequantised, before many gigabytes are read for nothing."""
         packed = [t for t in self.tensors.values() if t.tensor_type not in _PLAIN and t.n_elements]
         for tensor in {t.tensor_type: t for t in packed}.values():
             try:
@@ -103,16 +105,16 @@ class GGUF:
                 ) from problem
 
     def _check_places(self) -> None:
-        # The package takes the offsets as they are.
-        at, before = 0, ""
+        """Raises ValueError if two tensors overlap. The package doesn't check the offsets."""
+        end, before = 0, ""
         for tensor in sorted(self.tensors.values(), key=lambda t: t.data_offset):
-            if tensor.data_offset < at:
+            if tensor.data_offset < end:
                 raise ValueError(f"{self.path}: tensor {tensor.name} overlaps {before}; download the file again")
-            at, before = tensor.data_offset + tensor.n_bytes, tensor.name
+            end, before = tensor.data_offset + tensor.n_bytes, tensor.name
 
 
 def _forget(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Drops pages of a file mapping from this process; they are read from the file again if needed."""
+    """Drops pages of a file mapping from this process's memory. If they are needed again, they are read again."""
     if hasattr(mmap, "MADV_DONTNEED"):
         first = start - start % mmap.PAGESIZE
         mapped.madvise(mmap.MADV_DONTNEED, first, stop - first)

@@ -1,4 +1,4 @@
-"""Llama in GGUF: its metadata as a config, and its tensors under their Hugging Face names."""
+"""Llama models in GGUF files: the metadata as a config, and the tensors under their Hugging Face names."""
 
 from collections.abc import Iterator
 
@@ -15,9 +15,9 @@ _LAYER = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-FREQUENCIES = "rope_freqs.weight"  # what divides each rotary frequency: Llama 3.1's scaling
+FREQUENCIES = "rope_freqs.weight"  # the divisor of each rotary frequency, for Llama 3.1's scaling
 _EMBEDDING = "token_embd.weight"
-# Keys that are read, less their prefix "llama."; any other one could change the model.
+# Keys that are read, without their prefix "llama.". Any other key could change the model, so it is refused.
 _RULES = {
     **dict.fromkeys(
         "context_length embedding_length block_count feed_forward_length vocab_size attention.head_count "
@@ -40,10 +40,11 @@ _NEEDED = ("context_length", "embedding_length", "block_count", "feed_forward_le
 
 
 def read_config(file: GGUF) -> LlamaConfig:
-    """The model's shape from metadata and tensor names.
+    """The model's shape, from metadata and tensor names.
 
     Raises:
-      ValueError: another architecture, or keys that are missing, unknown or of unimplemented value, named.
+      ValueError: the architecture is not Llama, or keys are missing, unknown, or have a value that is not implemented.
+        The message names them.
     """
     arch = file.metadata.get("general.architecture")
     if arch != "llama":
@@ -91,7 +92,7 @@ def _check(file: GGUF, meta: dict) -> None:
 
 
 def _special_ids(file: GGUF) -> dict[str, int]:
-    """Ids of BOS and of the tokens that end a text: of the document, a turn, or a message."""
+    """The ids of BOS ("bos") and of the tokens that end a document ("eos"), a turn ("eot") or a message ("eom")."""
     ids = {}
     for name in ("bos", "eos", "eot", "eom"):
         key, rule = f"tokenizer.ggml.{name}_token_id", values.token_id(file.shape(_EMBEDDING)[0])
@@ -104,7 +105,7 @@ def _special_ids(file: GGUF) -> dict[str, int]:
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a tensor; a name outside the table stays, to be reported as unexpected."""
+    """The Hugging Face name of a tensor. A name outside the table stays as it is, to be reported as unexpected."""
     stem, _, kind = name.rpartition(".")
     if stem in _TOP:
         return f"{_TOP[stem]}.{kind}"
@@ -115,20 +116,23 @@ def hf_name(name: str) -> str:
 
 
 def tensors(file: GGUF, config: LlamaConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, array) of each tensor, one at a time."""
+    """(Hugging Face name, array) of each tensor. One tensor at a time is held."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, array in file:
         if name == FREQUENCIES:
-            continue  # read with the config
+            continue  # the config has them
         count = heads.get(name.split(".")[-2] if "." in name else name)
         yield hf_name(name), array if count is None else unpermute(array, count)
         del array
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads * D, ...] from llama.cpp's rotary layout (pairs side by side) to halves (pair i is i, i + D/2)."""
+    """Rows [heads * D, ...] from llama.cpp's rotary layout to specjax's.
+
+    In llama.cpp, pair i of a head is rows 2 i and 2 i + 1. In specjax, it is rows i and i + D/2.
+    """
     if len(rows) % (2 * heads):
-        return rows  # misshapen: the table of tensors reports it
+        return rows  # misshapen, which the table of tensors reports later
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -138,6 +142,7 @@ def shapes(file: GGUF) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _read_scaling(file: GGUF, meta: dict) -> RopeScaling | None:
+    """The rope scaling of metadata and tensors; None: there is none."""
     kind = meta.get("rope.scaling.type", "linear" if "rope.scale_linear" in meta else "none")
     factor = meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 1.0))
     given = {f"llama.{k}": v for k, v in meta.items() if k.startswith("rope.scal")}
@@ -156,5 +161,5 @@ def _read_scaling(file: GGUF, meta: dict) -> RopeScaling | None:
 
 
 def _short(value: float) -> float:
-    # Metadata is float32: 1e-5 comes back as 9.99999974e-06. The shortest decimal is what the author wrote.
+    """A float32 of the metadata as the author wrote it, which is the shortest decimal: 1e-5, not 9.99999974e-06."""
     return float(str(np.float32(value)))

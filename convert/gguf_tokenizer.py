@@ -1,7 +1,8 @@
 """The tokenizer that a GGUF file describes, over the ``tokenizers`` library.
 
-GGUF names a kind (``gpt2``: byte-level BPE; ``llama``: SentencePiece's BPE) and, for the first, how text is split
-before the merges. Both are built here as the models' own ``tokenizer.json`` files are.
+GGUF names the tokenizer's kind: ``gpt2`` is byte-level BPE, ``llama`` is SentencePiece's BPE. For ``gpt2``, GGUF also
+names how text is split into words before the merges. Both kinds are built here as in the models' own
+``tokenizer.json`` files.
 """
 
 from collections.abc import Callable
@@ -15,21 +16,24 @@ from specjax.models import config_values as values
 from specjax.models.config_values import Rule
 from specjax.text.tokenizer import Tokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of tokens
-_SPACE = "\u2581"
-# As in Llama 3's tokenizer.json.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # GGUF's types of tokens
+_SPACE = "\u2581"  # SentencePiece's sign for a space
+# The pattern of a word, from Llama 3's tokenizer.json.
 _LLAMA_3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# GGUF's names for this way to split text.
 _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
 
 
-def _list_of(kind: type | tuple[type, ...], what: str) -> Rule:
+def _list_of(kind: type | tuple[type, ...], items: str) -> Rule:
+    """The rule for a list, not empty, of values of one type. ``items`` is what an error calls them."""
+
     def holds(value):
         return isinstance(value, list) and len(value) > 0 and all(isinstance(item, kind) for item in value)
 
-    return Rule(f"a list of {what}", holds)
+    return Rule(f"a list of {items}", holds)
 
 
 _RULES = {
@@ -48,16 +52,18 @@ _RULES = {
 
 
 def read(file: GGUF) -> Tokenizer | None:
-    """The file's tokenizer; None if it has none.
+    """The file's tokenizer; None if the file has no tokenizer.
 
     Raises:
-      ValueError: a kind of tokenizer that is not implemented, or a key that is missing or can't be used. The message
-        names the file and the key.
+      ValueError: the kind of tokenizer is not implemented, or a key is missing or can't be used. The message names the
+        file and the key.
     """
     return _Reader(file).read() if "tokenizer.ggml.model" in file.metadata else None
 
 
 class _Reader:
+    """Builds the tokenizer of one GGUF file."""
+
     def __init__(self, file: GGUF):
         self.file = file
 
@@ -81,14 +87,14 @@ class _Reader:
             added = [t for t, found in zip(self.tokens, self.types, strict=True) if found == wanted]
             backend.add_tokens([tokenizers.AddedToken(t, special=is_special, normalized=False) for t in added])
         bos, eos = (self.get(f"{name}_token_id", values.token_id(len(self.tokens))) for name in ("bos", "eos"))
-        own = self.get("add_bos_token")
+        stated = self.get("add_bos_token")
         chat = self.file.metadata.get("tokenizer.chat_template")
         if chat is not None and not isinstance(chat, str):
             raise ValueError(f"{self.file.path}: {values.TEXT.problem('tokenizer.chat_template', chat)}")
-        return Tokenizer(backend, bos, eos, add_bos if own is None else own, chat)
+        return Tokenizer(backend, bos, eos, add_bos if stated is None else stated, chat)
 
     def byte_level(self) -> tuple[Any, bool]:
-        """(tokenizer, whether text starts with BOS where the file doesn't say)."""
+        """(tokenizer of the library, whether text starts with BOS if the file doesn't say)."""
         pre = self.get("pre") or "default"
         splits: dict[str, Callable[[], list]] = {
             "smollm": lambda: [pre_tokenizers.Digits(individual_digits=True), _bytes(use_regex=True)],
@@ -103,7 +109,7 @@ class _Reader:
         merges = [tuple(merge.split(" ", 1)) for merge in self.need("merges")]
         if not merges and any(len(t) > 1 and kind == _NORMAL for t, kind in zip(self.tokens, self.types, strict=True)):
             self.refuse("merges", "is empty, but the vocabulary has tokens of several letters")
-        whole_words = pre in _LLAMA_3  # a word that is a token is taken as it is, whatever the merges say
+        whole_words = pre in _LLAMA_3  # a word that is itself a token is not built by merges
         try:
             backend: Any = tokenizers.Tokenizer(models.BPE(self.ids, merges, ignore_merges=whole_words))
         except Exception as problem:  # the library raises plain Exception
@@ -113,16 +119,16 @@ class _Reader:
         return backend, whole_words
 
     def sentence_piece(self) -> tuple[Any, bool]:
-        """As :meth:`byte_level`. The scores say which merge goes first; bytes stand for unknown letters."""
+        """As :meth:`byte_level`. The merge to a token of higher score goes first. Bytes stand for unknown letters."""
         scores = self.need("scores", of_each_token=True)
         unknown = self.get("unknown_token_id", values.token_id(len(self.tokens)))
         normal = {t for t, kind in zip(self.tokens, self.types, strict=True) if kind == _NORMAL}
         merges = [
-            (score, len(token[:at]), len(token[at:]), token[:at], token[at:])
+            (score, len(token[:cut]), len(token[cut:]), token[:cut], token[cut:])
             for token, score in zip(self.tokens, scores, strict=True)
             if token in normal
-            for at in range(1, len(token))
-            if token[:at] in normal and token[at:] in normal
+            for cut in range(1, len(token))
+            if token[:cut] in normal and token[cut:] in normal
         ]
         merges.sort(key=lambda merge: merge[:3], reverse=True)
         backend: Any = tokenizers.Tokenizer(
@@ -143,14 +149,14 @@ class _Reader:
         return backend, True
 
     def get(self, key: str, rule: Rule | None = None) -> Any:
-        """The value of ``tokenizer.ggml.KEY``, None if absent, after its type has been judged."""
+        """The value of ``tokenizer.ggml.KEY``; None if it is absent. Raises ValueError if it breaks the key's rule."""
         rule, value = rule or _RULES[key], self.file.metadata.get(f"tokenizer.ggml.{key}")
         if value is not None and not rule.holds(value):
             raise ValueError(f"{self.file.path}: {rule.problem(f'tokenizer.ggml.{key}', value)}")
         return value
 
     def need(self, key: str, of_each_token: bool = False) -> Any:
-        """As :meth:`get`, and it must be there; ``of_each_token``: with an entry for each token."""
+        """As :meth:`get`, but the key must be there. With ``of_each_token``, it must have an entry for each token."""
         value = self.get(key)
         if value is None:
             self.refuse(key, "is missing")
@@ -159,6 +165,7 @@ class _Reader:
         return value
 
     def refuse(self, key: str, why: str):
+        """Raises ValueError about a key. ``why`` completes the sentence that begins with the key."""
         raise ValueError(
             f"{self.file.path}: tokenizer.ggml.{key} {why}; use another GGUF file of the model, or its Hugging Face "
             "folder"

@@ -1,4 +1,4 @@
-"""The tensors of a published head's folder, in whichever format they are."""
+"""The tensors in the folder of a published head: safetensors, or a file of ``torch.save``."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,19 +7,21 @@ import numpy as np
 
 from convert import safetensors, torch_file
 
-_LEFTOVERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # a trainer's, beside the weights
+# Beginnings of the names of files that a trainer leaves beside the weights.
+_LEFTOVERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 
 
 def open_folder(folder: Path, *names: str) -> Iterable[tuple[str, np.ndarray]]:
-    """(name, array) of each tensor, one at a time.
+    """(name, array) of each tensor. One tensor at a time is held.
 
     Args:
-      folder: with safetensors, or one ``.bin``, ``.pt`` or ``.pth`` file of ``torch.save``; safetensors go first.
-      names: of safetensors files to try before the usual ones.
+      folder: has safetensors, or one ``.bin``, ``.pt`` or ``.pth`` file of ``torch.save``. If it has both, the
+        safetensors are read.
+      names: names of safetensors files that are tried before the usual names.
 
     Raises:
-      FileNotFoundError: no tensors there, or more than one file of torch.
-      ValueError: as of the two readers.
+      FileNotFoundError: the folder has no tensors, or several files of torch and no safetensors.
+      ValueError: as :func:`safetensors.open_checkpoint` or :func:`torch_file.read`.
     """
     for name in names:
         if (folder / name).is_file():

@@ -1,7 +1,7 @@
 """Hugging Face Llama tensors to and from the parameter tree: one closed table, read in both directions.
 
-A source tensor is copied (and cast) straight into its part of the fused tensor it belongs to, so a conversion holds
-the model plus one source tensor, whatever the order in the file.
+A leaf of the tree may be fused: several source tensors are parts of one leaf. Each source tensor is copied (and cast)
+straight into its part. So a conversion holds the model and one source tensor, in whatever order the file has them.
 """
 
 import hashlib
@@ -16,67 +16,75 @@ from specjax.models import llama, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.quantized import is_quantized
 
-Place = Callable[[tuple[str, ...], np.ndarray], Any]  # (path in the tree, finished leaf) -> what the tree holds
+Place = Callable[[tuple[str, ...], np.ndarray], Any]  # (path in the tree, finished leaf) -> the leaf on its device
 
 
 class Part(NamedTuple):
-    """Where a source tensor lives: ``leaf.reshape(view)[at]`` holds it, in the tree's leaf at ``path``."""
+    """The place of a source tensor: ``leaf.reshape(view)[indices]``, where ``leaf`` is the tree's leaf at ``path``."""
 
-    path: tuple[str, ...]
-    shape: tuple[int, ...]  # of the source tensor
-    view: tuple[int, ...]
-    at: tuple[Any, ...] = ()
+    path: tuple[str, ...]  # the leaf's path in the tree
+    shape: tuple[int, ...]  # the source tensor's shape
+    view: tuple[int, ...]  # the shape in which the leaf is indexed
+    indices: tuple[Any, ...] = ()  # the indices of the source tensor there; (): the whole leaf
 
     def of(self, leaf: np.ndarray) -> np.ndarray:
-        """The part of a contiguous leaf, as a view of it: writing there writes the leaf."""
-        return leaf.reshape(self.view)[self.at]
+        """The source tensor's part of a contiguous leaf. It is a view, so writing to it writes to the leaf."""
+        return leaf.reshape(self.view)[self.indices]
 
 
 def table(config: LlamaConfig) -> dict[str, Part]:
-    """Every tensor of a checkpoint by its Hugging Face name less the ``model.`` prefix, and its place in the tree."""
+    """The place of every tensor in the tree, by the tensor's Hugging Face name without the prefix ``model.``."""
     c, hidden = config, config.hidden_size
     parts = {"embed_tokens.weight": whole(("embed",), c.vocab_size, hidden), "norm.weight": norm("norm", hidden)}
     if not c.tie_word_embeddings:
         parts["lm_head.weight"] = whole(("lm_head",), c.vocab_size, hidden)
     for i in range(c.num_hidden_layers):
-        at, to = f"layers.{i}", ("layers", str(i))
-        parts[f"{at}.input_layernorm.weight"] = whole((*to, "attention_norm", "weight"), hidden)
-        parts[f"{at}.post_attention_layernorm.weight"] = whole((*to, "mlp_norm", "weight"), hidden)
-        parts |= sublayers(c, at, to, hidden)
+        name, path = f"layers.{i}", ("layers", str(i))
+        parts[f"{name}.input_layernorm.weight"] = whole((*path, "attention_norm", "weight"), hidden)
+        parts[f"{name}.post_attention_layernorm.weight"] = whole((*path, "mlp_norm", "weight"), hidden)
+        parts |= sublayers(c, name, path, hidden)
     return parts
 
 
 def whole(path: tuple[str, ...], *shape: int) -> Part:
-    """A tensor that is a leaf."""
+    """The place of a tensor that is a whole leaf."""
     return Part(path, shape, shape)
 
 
 def norm(name: str, size: int) -> Part:
+    """The place of a norm's weight at the top of the tree."""
     return whole((name, "weight"), size)
 
 
-def sublayers(c: LlamaConfig, at: str, to: tuple[str, ...], reads: int) -> dict[str, Part]:
-    """A layer's attention, on ``reads`` inputs, and its MLP: names begin with ``at``, their places with ``to``."""
+def sublayers(c: LlamaConfig, prefix: str, layer: tuple[str, ...], reads: int) -> dict[str, Part]:
+    """The places of the tensors of a layer's attention and MLP, by name.
+
+    Args:
+      c: the model's shape.
+      prefix: the beginning of the tensors' names.
+      layer: the layer's path in the tree.
+      reads: the size of the attention's input.
+    """
     kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
     parts = {}
     for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
         matrix = kind == "weight"
         if bias:
             ins = (reads,) if matrix else ()
-            path, view = (*to, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
+            path, view = (*layer, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
             slots = {"q": (kv * group, slice(0, group)), "k": (kv, group), "v": (kv, group + 1)}
             for name, (heads, slot) in slots.items():
                 shape = (heads * dim, *ins)
-                parts[f"{at}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
+                parts[f"{prefix}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
             o = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
-            parts[f"{at}.self_attn.o_proj.{kind}"] = whole((*to, "attention", "o", kind), *o)
+            parts[f"{prefix}.self_attn.o_proj.{kind}"] = whole((*layer, "attention", "o", kind), *o)
         if mlp_bias:
             ins = (hidden,) if matrix else ()
-            path, view = (*to, "mlp", "gate_up", kind), (2, ffn, *ins)
+            path, view = (*layer, "mlp", "gate_up", kind), (2, ffn, *ins)
             for slot, name in enumerate(("gate", "up")):
-                parts[f"{at}.mlp.{name}_proj.{kind}"] = Part(path, (ffn, *ins), view, (slot,))
-            parts[f"{at}.mlp.down_proj.{kind}"] = whole(
-                (*to, "mlp", "down", kind), *((hidden, ffn) if matrix else (hidden,))
+                parts[f"{prefix}.mlp.{name}_proj.{kind}"] = Part(path, (ffn, *ins), view, (slot,))
+            parts[f"{prefix}.mlp.down_proj.{kind}"] = whole(
+                (*layer, "mlp", "down", kind), *((hidden, ffn) if matrix else (hidden,))
             )
     return parts
 
@@ -87,33 +95,34 @@ def from_hf_tensors(
     dtype=None,
     place: Place | None = None,
 ) -> dict:
-    """Fills the parameter tree from (Hugging Face name, array) pairs in any order, holding one source at a time.
+    """Fills the parameter tree from (Hugging Face name, array) pairs in any order. One source at a time is held.
 
     Args:
       config: the model's shape.
-      tensors: each is read once and not kept. Names may lack the ``model.`` prefix; rotary ``inv_freq`` buffers are
-        skipped. With tied embeddings an ``lm_head.weight`` is accepted only if it equals the embedding.
-      dtype: of every leaf; None keeps the checkpoint's own, the widest where the parts of a fused tensor differ.
-      place: puts a finished leaf where it stays (``parallel.placement``), by default on the default device;
-        the host array handed over is not written again.
+      tensors: the pairs. Each is read once and not kept. Names may lack the prefix ``model.``, and rotary ``inv_freq``
+        buffers are skipped. With tied embeddings, an ``lm_head.weight`` is accepted only if it equals the embedding.
+      dtype: the dtype of every leaf; None: the checkpoint's own. If the parts of a fused leaf differ, the leaf has the
+        widest of their dtypes.
+      place: puts a finished leaf on its device (``parallel.placement``); None: on the default device. The host array
+        that it gets is not written again.
 
     Returns:
-      The tree of ``specjax.models.llama.structure(config)[1]``.
+      A tree with the structure of ``specjax.models.llama.structure(config)[1]``.
 
     Raises:
-      ValueError: one error that lists every unknown, duplicate, missing and misshapen tensor, and every tensor with
-        values that are not finite (in ``dtype``).
+      ValueError: tensors are unknown, duplicate, missing or misshapen, or hold values that are not finite in ``dtype``.
+        One error lists all of them.
     """
     place = parallel.placement(config) if place is None else place
     filler = Filler(Sheet(table(config), config.tie_word_embeddings), llama.structure(config)[1], dtype, place)
     for name, array in tensors:
         filler.take(name, array)
-        del array  # before the next source is read
+        del array  # freed before the next source is read
     return filler.finish()
 
 
 def to_hf(config: LlamaConfig, params: dict) -> dict[str, np.ndarray]:
-    """Inverse of :func:`from_hf_tensors`, bit for bit: Hugging Face names to contiguous host arrays."""
+    """The inverse of :func:`from_hf_tensors`, bit for bit: Hugging Face names to contiguous host arrays."""
     return dict(iter_hf(config, params))
 
 
@@ -121,7 +130,7 @@ def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray
     """As :func:`to_hf`, one tensor at a time.
 
     Raises:
-      ValueError: the weights are quantised; what they were can't be had back.
+      ValueError: the weights are quantised, so the original values are lost.
     """
     if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
         raise ValueError("quantised weights have no Hugging Face tensors; load the model without quantize")
@@ -133,7 +142,7 @@ def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray
 
 
 def check(config: LlamaConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Raises the ValueError that :func:`from_hf_tensors` would for names and shapes, before any weight is read."""
+    """Checks the names and shapes of all tensors before any weight is read. Raises as :func:`from_hf_tensors`."""
     sheet = Sheet(table(config), config.tie_word_embeddings)
     for name, shape in shapes:
         sheet.note(name, shape)
@@ -141,12 +150,18 @@ def check(config: LlamaConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) ->
 
 
 def full_name(name: str) -> str:
-    """The name in a checkpoint of the whole model (``LlamaForCausalLM``)."""
+    """The tensor's name in a checkpoint of a whole model (``LlamaForCausalLM``): with the prefix ``model.``."""
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
 class Sheet:
-    """Which tensors of a closed table have come, and everything that was wrong with them."""
+    """Checks tensors against a closed table: it remembers which tensors have come, and all problems.
+
+    Args:
+      table: the place of every expected tensor.
+      tied: whether an ``lm_head.weight`` may come although the table has none.
+      name_of: gives the name that errors show for a missing tensor of the table.
+    """
 
     def __init__(self, table: dict[str, Part], tied: bool = False, name_of: Callable[[str], str] = full_name):
         self.table = table
@@ -156,13 +171,16 @@ class Sheet:
         self.problems: list[str] = []
 
     def note(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """The place of a tensor; None if it has none, which is noted as a problem unless harmless."""
+        """The place of a tensor. None: the tensor has no place, or some problem is known, so it need not be copied.
+
+        A tensor without a place is noted as a problem, unless it is harmless.
+        """
         key = name.removeprefix("model.")
         if key.endswith("rotary_emb.inv_freq"):
-            return None  # a buffer of old checkpoints, computed from the config here
+            return None  # harmless: a buffer of old checkpoints, which follows from the config
         part = self.table.get(key)
         if key == "lm_head.weight" and self.tied:
-            part = self.table["embed_tokens.weight"]._replace(path=())  # compared, not kept
+            part = self.table["embed_tokens.weight"]._replace(path=())  # () marks a tensor that is compared, not kept
         if part is None:
             self.problems.append(f"unexpected: {name} {list(shape)}")
         elif key in self.seen:
@@ -173,6 +191,7 @@ class Sheet:
         return None if self.problems else part
 
     def finish(self) -> None:
+        """Raises one ValueError that lists all problems and all missing tensors, if there are any."""
         missing = [f"missing: {self.name_of(k)} {list(p.shape)}" for k, p in self.table.items() if k not in self.seen]
         problems = self.problems + missing
         if problems:
@@ -184,24 +203,32 @@ class Sheet:
 
 
 class Filler:
-    """The tree under construction: fused leaves wait on the host until their last part has come."""
+    """Builds the parameter tree. A fused leaf waits on the host until its last part has come.
+
+    Args:
+      sheet: checks the tensors.
+      shapes: the tree, with shapes as leaves.
+      dtype: the dtype of every leaf; None: the tensors' own.
+      place: puts a finished leaf on its device.
+    """
 
     def __init__(self, sheet: Sheet, shapes: Any, dtype, place: Place):
         self.sheet = sheet
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.place = place
         self.shapes = shapes
-        self.waiting: dict[tuple[str, ...], list[np.ndarray]] = {}
-        self.left: dict[tuple[str, ...], int] = {}
+        self.waiting: dict[tuple[str, ...], list[np.ndarray]] = {}  # path -> [the unfinished leaf]
+        self.left: dict[tuple[str, ...], int] = {}  # path -> how many parts have not come yet
         for part in self.sheet.table.values():
             self.left[part.path] = self.left.get(part.path, 0) + 1
         self.tree: dict = {}
-        self.digests: list[bytes] = []
+        self.digests: list[bytes] = []  # of the embedding and a tied output head, which must be equal
 
     def take(self, name: str, array: np.ndarray) -> None:
+        """Copies a tensor to its place, or notes the problem with it."""
         part = self.sheet.note(name, array.shape)
         if part is None:
-            return  # harmless, or some problem is known: then only the names still matter
+            return  # after the first problem only names and shapes are checked
         if not jnp.issubdtype(array.dtype, jnp.floating):
             self.sheet.problems.append(f"not floating point: {name} is {array.dtype}; dequantise it first")
             return
@@ -211,7 +238,7 @@ class Filler:
             return
         leaf = self._leaf(part.path, dtype)
         target = part.of(leaf)
-        with np.errstate(over="ignore"):  # found just below, and named
+        with np.errstate(over="ignore"):  # an overflow gives infinity, which is reported below
             target[...] = array.reshape(target.shape)
         if not _all_finite(target):
             self.sheet.problems.append(f"not finite: {name} holds NaN or infinity as {leaf.dtype}")
@@ -222,6 +249,7 @@ class Filler:
             self._put(part.path, self.waiting.pop(part.path)[0])
 
     def finish(self) -> dict:
+        """The finished tree. Raises one ValueError that lists all problems, if there are any."""
         if len(set(self.digests)) > 1:
             self.sheet.problems.append(
                 "contradictory: lm_head.weight differs from model.embed_tokens.weight, but the config says "
@@ -231,6 +259,7 @@ class Filler:
         return self.tree
 
     def _leaf(self, path: tuple[str, ...], dtype) -> np.ndarray:
+        """The unfinished leaf at ``path``, made or widened so that a part of this dtype fits."""
         if path not in self.waiting:
             shape = self.shapes
             for key in path:
@@ -250,7 +279,7 @@ class Filler:
 
 
 def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """An uninitialised array at an address that the CPU backend can adopt without a copy (a multiple of 64)."""
+    """An uninitialised array. Its address is a multiple of 64, so JAX's CPU backend can use it without a copy."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
@@ -259,14 +288,14 @@ def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def _all_finite(array: np.ndarray) -> bool:
-    # By pieces: a mask of the whole embedding would itself be a large tensor.
+    # Checked in pieces, because a mask of the whole embedding would itself be a large array.
     rows = array.reshape(-1, array.shape[-1]) if array.ndim and array.flags.c_contiguous else array
     step = max(1, 2**20 // max(1, array.shape[-1] if array.ndim else 1))
     return all(np.isfinite(rows[i : i + step]).all() for i in range(0, len(rows), step))
 
 
 def _digest(array: np.ndarray, dtype) -> bytes:
-    """Of the values as ``dtype``: two tensors are compared without being held together."""
+    """A hash of the values as ``dtype``. By it two tensors are compared without holding both at a time."""
     digest = hashlib.sha256()
     step = max(1, 2**20 // array.shape[-1])
     for i in range(0, len(array), step):

@@ -1,6 +1,6 @@
-"""Medusa's heads as they are published: ``config.json`` and ``medusa_lm_head``, by a closed table of names.
+"""Reads published Medusa heads: ``config.json`` and the tensors of ``medusa_lm_head``, by a closed table of names.
 
-Head i is ``i.0`` to ``i.L-1``, its residual blocks, and ``i.L``, an output head of its own.
+The residual blocks of head i are ``i.0`` to ``i.L-1``, and its own output head is ``i.L``.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ FILE = "medusa_lm_head.safetensors"
 
 
 def table(config: MedusaHeadsConfig) -> dict[str, Part]:
-    """Every tensor by its name, and its place in the heads' tree."""
+    """The place of every tensor in the heads' tree, by the tensor's name."""
     size, vocab, last = config.hidden_size, config.vocab_size, config.num_layers
     parts = {}
     for i in range(config.num_heads):
@@ -36,13 +36,13 @@ def load(folder: str | Path, target: LM) -> Medusa:
     """The drafter of published heads, in the target's dtype.
 
     Args:
-      folder: ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' tensors, as
-        ``medusa_lm_head.safetensors``, as other safetensors, or as a file of ``torch.save``.
-      target: the model they were trained for.
+      folder: has ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and the heads' tensors. These are in
+        ``medusa_lm_head.safetensors``, in other safetensors, or in a file of ``torch.save``.
+      target: the model that the heads were trained for.
 
     Raises:
-      FileNotFoundError: no such files.
-      ValueError: one error that lists every tensor which is unknown, missing or misshapen.
+      FileNotFoundError: the folder has no such files.
+      ValueError: the config can't be used, or tensors are unknown, missing or misshapen. One error lists all of these.
     """
     folder = Path(folder)
     config = read_config(folder / "config.json", target)
@@ -54,7 +54,10 @@ def load(folder: str | Path, target: LM) -> Medusa:
 
 
 def read_config(path: Path, target: LM) -> MedusaHeadsConfig:
-    """From ``config.json``; one block a head where the file doesn't say how many. Raises as :func:`load`."""
+    """The heads' configuration, from ``config.json``. Raises as :func:`load`.
+
+    If the file doesn't say how many residual blocks a head has, a head has one.
+    """
     hf, c = read_json(path), target.config
     problems = values.problems(hf, {key: values.COUNT for key in ("medusa_num_heads", "medusa_num_layers")})
     if hf.get("medusa_num_heads") is None:

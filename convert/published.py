@@ -1,4 +1,4 @@
-"""Trained heads as others publish them: which converter a folder is for."""
+"""Trained heads as others publish them: chooses the converter for a folder."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ def load(folder: str | Path, target: LM) -> Drafter:
     """The drafter of a published head, in the target's dtype.
 
     Args:
-      folder: ``config.json`` and the tensors (``.safetensors``, ``.bin`` or ``.pt``) of an EAGLE, EAGLE-2, EAGLE-3 or
-        Medusa head.
-      target: the model it was trained for.
+      folder: has ``config.json`` and the tensors (``.safetensors``, ``.bin`` or ``.pt``) of an EAGLE, EAGLE-2, EAGLE-3
+        or Medusa head.
+      target: the model that the head was trained for.
 
     Raises:
-      FileNotFoundError: nothing usable there.
-      ValueError: as of the two converters.
+      FileNotFoundError: the folder has no config or no tensors.
+      ValueError: as :func:`convert.eagle_weights.load` or :func:`convert.medusa_weights.load`.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Safetensors checkpoints through the library of that name: one file, or shards with an index, one tensor at a time.
+"""Safetensors checkpoints, read by the library of this name: one file, or shards with an index, one tensor at a time.
 
-The library holds every length in a header against the file itself, so a file cut short is never read as zeros. This
-module adds what the library leaves to its callers: names of files in errors, and whether an index and its shards agree.
+The library compares every length in a header with the file itself, so a file that is cut short is never read as zeros.
+This module adds two things: errors name the file, and an index is compared with its shards.
 """
 
 import json
@@ -22,13 +22,13 @@ _OTHERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 class Entry(NamedTuple):
     """One tensor of one file."""
 
-    file: Path
-    dtype: str  # as the format names it
+    file: Path  # the file that holds the tensor
+    dtype: str  # the dtype as the format names it
     shape: tuple[int, ...]
 
 
 class Checkpoint:
-    """The tensors of a checkpoint, known by their headers; iterating reads them one at a time."""
+    """The tensors of a checkpoint. Their headers are read; an iteration reads the tensors, one at a time."""
 
     def __init__(self, entries: dict[str, Entry]):
         self.entries = entries
@@ -39,27 +39,29 @@ class Checkpoint:
 
     @property
     def dtype(self) -> np.dtype:
-        """The widest floating-point dtype among the tensors: no value is rounded in it."""
+        """A floating-point dtype that holds the values of all tensors without rounding; float32 if none is float."""
         floats = {np.dtype(_FLOATS[e.dtype]) for e in self.entries.values() if e.dtype in _FLOATS}
         return np.dtype(jnp.result_type(*floats)) if floats else np.dtype(np.float32)
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array), file by file."""
         for name, entry in self.entries.items():
-            with safe_open(entry.file, "np") as file:  # anew for each: pages that were read stay mapped until it closes
+            with safe_open(entry.file, "np") as file:  # opened for each tensor, because closing frees the pages read
                 array = file.get_tensor(name)
             yield name, array
-            del array  # before the next is read
+            del array  # freed before the next tensor is read
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Headers of a ``.safetensors`` file, or of a folder's index and its shards, or of its ``model.safetensors``.
+    """Reads the headers of a checkpoint.
 
-    Where a folder has an index, the index alone says which files belong to the model.
+    Args:
+      path: a ``.safetensors`` file, a folder with an index and its shards, or a folder with ``model.safetensors``. If a
+        folder has an index, only the files of the index belong to the model.
 
     Raises:
-      FileNotFoundError: no checkpoint there, or a shard of the index is missing.
-      ValueError: a file is damaged, or index and shards contradict each other; it names the file.
+      FileNotFoundError: there is no checkpoint, or a shard of the index is missing.
+      ValueError: a file is damaged, or index and shards contradict each other. The message names the file.
     """
     path = Path(path)
     if path.is_file():
@@ -74,10 +76,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Entries of one file.
+    """The entries of one file, by name.
 
     Raises:
-      ValueError: the file is cut, padded or malformed, or a tensor has a dtype that is not implemented; it names both.
+      ValueError: the file is cut, padded or malformed, or a tensor has a dtype that is not implemented. The message
+        names the file, and the tensor.
     """
     try:
         with safe_open(path, "np") as file:
@@ -96,10 +99,11 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _read_index(folder: Path) -> dict[str, Entry]:
+    """The entries of all shards, by name. Raises if the shards don't have exactly the tensors of the index."""
     path = folder / INDEX
     try:
-        where = json.loads(path.read_text("utf-8"))["weight_map"]
-        files = sorted(set(where.values()))
+        file_of = json.loads(path.read_text("utf-8"))["weight_map"]
+        files = sorted(set(file_of.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{path} is not an index with a weight_map {{tensor: file}}: {e}") from None
     if bad := [f for f in files if Path(f).name != f]:
@@ -112,11 +116,11 @@ def _read_index(folder: Path) -> dict[str, Entry]:
         for name, entry in read_header(folder / file).items():
             if name in entries:
                 problems.append(f"{name} is in two shards, {entries[name].file.name} and {file}")
-            elif name not in where:
+            elif name not in file_of:
                 problems.append(f"{name} is in {file} but not in the index")
             entries[name] = entry
-    problems += [f"{n} should be in {f}, and isn't" for n, f in where.items() if n not in entries]
-    problems += [f"{n} should be in {f}, and is in {entries[n].file.name}" for n, f in where.items()
+    problems += [f"{n} should be in {f}, and isn't" for n, f in file_of.items() if n not in entries]
+    problems += [f"{n} should be in {f}, and is in {entries[n].file.name}" for n, f in file_of.items()
                  if n in entries and entries[n].file.name != f]  # fmt: skip
     if problems:
         raise ValueError(f"{path} and its shards contradict each other:\n  " + "\n  ".join(problems[:40]))

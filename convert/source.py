@@ -1,4 +1,4 @@
-"""Opens a foreign checkpoint, whatever its format: config, tokenizer, and the stream of its tensors."""
+"""Opens a checkpoint of another format, GGUF or Hugging Face's: config, tokenizer, and the stream of its tensors."""
 
 import json
 from collections.abc import Iterator
@@ -18,18 +18,21 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 class Source(NamedTuple):
-    """A checkpoint whose names and shapes have been checked; its weights are not read yet."""
+    """A checkpoint whose names and shapes have been checked. Its weights are not read yet."""
 
-    config: LlamaConfig
-    tokenizer: Tokenizer | None
-    dtype: np.dtype  # what config.json says, else one in which no weight is rounded
-    tensors: Iterator[tuple[str, np.ndarray]]  # Hugging Face names; can be read once
-    total: int  # how many
+    config: LlamaConfig  # the model's shape
+    tokenizer: Tokenizer | None  # None: the checkpoint has no tokenizer
+    dtype: np.dtype  # the dtype that config.json states, or else one in which no weight is rounded
+    tensors: Iterator[tuple[str, np.ndarray]]  # (Hugging Face name, array) of each tensor; can be read only once
+    total: int  # the number of tensors
 
     def fill(self, dtype=None, place: llama.Place | None = None, label: str | None = None) -> dict:
-        """The parameter tree, ``dtype`` None meaning :attr:`dtype`.
+        """Reads the weights into the parameter tree. Raises as :func:`convert.llama_weights.from_hf_tensors`.
 
-        With a ``label``, a line of progress is on stderr meanwhile, if stderr is a terminal.
+        Args:
+          dtype: the dtype of the weights; None: :attr:`dtype`.
+          place: puts a finished leaf on its device; None: on the default device.
+          label: the text before a line of progress on stderr, which is shown if stderr is a terminal; None: no line.
         """
         return llama.from_hf_tensors(self.config, self._counted(label), dtype or self.dtype, place)
 
@@ -37,16 +40,16 @@ class Source(NamedTuple):
         with tqdm(total=self.total, desc=label, unit=" tensors", disable=None if label else True) as line:
             for item in self.tensors:
                 yield item
-                del item  # a tensor at a time
+                del item  # so that one tensor at a time is held
                 line.update()
 
 
 def open_source(path: str | Path) -> Source:
-    """A GGUF file, or a Hugging Face folder (``config.json`` and safetensors).
+    """Opens a GGUF file, or a Hugging Face folder (``config.json`` and safetensors).
 
     Raises:
-      FileNotFoundError: nothing usable there.
-      ValueError: the checkpoint is damaged or not implemented; the message names what is wrong.
+      FileNotFoundError: the path does not exist, or is a folder without a checkpoint.
+      ValueError: the checkpoint is damaged or not implemented. The message names the fault.
     """
     path = Path(path)
     if path.is_file() and path.suffix != ".safetensors":
@@ -90,7 +93,7 @@ def _open_folder(folder: Path) -> Source:
 
 
 def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) -> None:
-    """Raises ValueError if ordinary tokens have no row in the model. Added ones, such as [PAD], may have none."""
+    """Raises ValueError if ordinary tokens have no row in the model. Added tokens, such as [PAD], may have no row."""
     if tokenizer is None:
         return
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -105,7 +108,7 @@ def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) 
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file. Raises ValueError for anything else."""
+    """The object in a JSON file. Raises ValueError if the file holds anything else."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except ValueError as e:

@@ -1,7 +1,8 @@
-"""Files of ``torch.save``, read without torch: a zip archive of raw storages, and a pickle that says what they hold.
+"""Files of ``torch.save``, read without torch. Such a file is a zip archive of raw storages and a pickle.
 
-A pickle can call anything. This one may call only what is listed here, which makes descriptions of tensors, so a file
-from a stranger can't run code. Layout as in torch's ``torch/serialization.py`` since its release 1.6.
+The pickle describes the tensors and their storages. A pickle can call any function, so a stranger's file could run
+code. Here a pickle may call only the functions in ``_ALLOWED``, which make descriptions of tensors. The layout is that
+of torch's ``torch/serialization.py`` since release 1.6.
 """
 
 import math
@@ -20,29 +21,34 @@ _STORAGES = {
     "LongStorage": "i8", "IntStorage": "i4",
     "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?",
 }  # fmt: skip
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickled magic number
+# The first bytes of a file of an older torch: a pickled magic number.
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-# What zipfile, pickle and numpy raise over bytes that make no sense.
+# The exceptions that zipfile, pickle and numpy raise for damaged bytes.
 _DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError,
            NotImplementedError, OverflowError)  # fmt: skip
 
 
 class _Storage(NamedTuple):
-    dtype: str
-    key: str
-    size: int  # elements
+    """The description of a storage."""
+
+    dtype: str  # numpy's name of the dtype
+    key: str  # the name of its file in the archive
+    size: int  # the number of elements
 
 
 class _Tensor(NamedTuple):
+    """The description of a tensor."""
+
     storage: _Storage
-    offset: int  # in elements, as the strides
+    offset: int  # the place of the first element in the storage, in elements
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
 
 
 class _Rebuild:
-    """``torch._utils._rebuild_tensor_v2``. No attribute can be set on it, which a pickle could ask for."""
+    """Stands for ``torch._utils._rebuild_tensor_v2``. A pickle could ask to set attributes; here it can set none."""
 
     __slots__ = ()
 
@@ -56,7 +62,7 @@ class _Rebuild:
 
 
 class _Parameter:
-    """``torch._utils._rebuild_parameter``."""
+    """Stands for ``torch._utils._rebuild_parameter``."""
 
     __slots__ = ()
 
@@ -64,6 +70,7 @@ class _Parameter:
         return tensor
 
 
+# (module, name) that a pickle may ask for -> what it gets.
 _ALLOWED = {
     ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
     ("torch._utils", "_rebuild_parameter"): _Parameter(),
@@ -73,6 +80,8 @@ _ALLOWED = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads a pickle of tensors, and refuses any other."""
+
     def find_class(self, module, name):
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is no part of a tensor")
@@ -86,11 +95,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, array) of each tensor of a ``.bin`` or ``.pt`` file that holds a dict of tensors; one is read at a time.
+    """(name, array) of each tensor in a ``.bin`` or ``.pt`` file that holds a dict of tensors. One is read at a time.
 
     Raises:
-      ValueError: a file of torch before 1.6, or none of torch; a pickle that asks for anything but tensors; damage. The
-        message names the file, and says what to do.
+      ValueError: the file is not of torch, is of torch before 1.6, or is damaged, or its pickle asks for anything but
+        tensors. The message names the file.
     """
     with open(path, "rb") as file:
         if file.read(len(_LEGACY)) == _LEGACY:
@@ -114,6 +123,7 @@ def read(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _named(found: Any) -> dict[str, _Tensor]:
+    """The contents of a pickle. Raises ValueError unless they are a dict of tensors by name."""
     if not isinstance(found, dict):
         raise ValueError(f"the file holds a {type(found).__name__}, expected a dict of tensors")
     for name, value in found.items():
@@ -124,6 +134,7 @@ def _named(found: Any) -> dict[str, _Tensor]:
 
 
 def _array(archive: zipfile.ZipFile, root: str, name: str, tensor: _Tensor) -> np.ndarray:
+    """Reads a tensor. Raises ValueError if it does not lie inside its storage."""
     storage, dtype = tensor.storage, np.dtype(getattr(ml_dtypes, tensor.storage.dtype, tensor.storage.dtype))
     member = archive.getinfo(f"{root}data/{storage.key}")
     count = math.prod(tensor.shape)

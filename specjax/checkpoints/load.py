@@ -1,19 +1,23 @@
-"""``load``: a model by name or path."""
+"""``load``: a model by name or path. Of specjax, only this file imports ``convert``, the readers of other formats."""
 
 import dataclasses
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from convert import checkpoint, default_model
+from convert import checkpoint, default_model, llama_weights
 from convert.source import open_source
 from specjax.models import parallel, quantized
 from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
 from specjax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specjax.decode.types import Drafter
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CHOICES = (
@@ -29,26 +33,30 @@ def load(
     kv_dtype: str | None = None,
     mesh: Mesh | None = None,
 ) -> LM:
-    """Loads a Llama-family model and its tokenizer; every weight goes to the device as it is read.
+    """Loads a Llama-family model and its tokenizer. Every weight goes to the device as soon as it is read.
 
-    A text ends at each of ``config.eos_token_ids``: the ids that config.json, generation_config.json (or the GGUF file)
-    and the tokenizer name, together.
+    A text ends at each id of ``config.eos_token_ids``. These are all ids that config.json, generation_config.json (or
+    the GGUF file) and the tokenizer name.
 
     Args:
       name_or_path: ``smollm2-135m-instruct`` (fetched and converted on first use, then cached), a local Hugging Face
-        folder, a GGUF file, a folder written by ``scripts/convert.py``, or a hub name ``org/name``. A path that
-        exists goes before a name.
-      dtype: of weights, activations and cache: float32, bfloat16 or float16. None is float32 on a CPU, where the
-        others are slow; elsewhere the checkpoint's own, and bfloat16 for GGUF files and the default model.
-      quantize: "int8" or "fp8" (float8_e4m3fn) stores every matrix that a step reads whole in eight bits, with one
-        float32 scale an output channel; see :mod:`specjax.models.quantized`. One tensor at a time is held unquantised.
-      kv_dtype: "int8" stores cached keys and values in eight bits, with one float32 scale a head and token.
-      mesh: devices to cut the model over, each tensor straight to its parts; see :mod:`specjax.models.parallel`.
+        folder, a GGUF file, a folder written by ``scripts/convert.py``, or a hub name ``org/name``. If a path of this
+        name exists, the path is used.
+      dtype: the dtype of weights, activations and cache: float32, bfloat16 or float16. None means float32 on a CPU,
+        where the other two are slow. Elsewhere None means bfloat16 for GGUF files and the default model, and the
+        checkpoint's own dtype for all others.
+      quantize: "int8" or "fp8" (float8_e4m3fn) stores in eight bits every matrix that a step reads whole, with one
+        float32 scale per output channel; see :mod:`specjax.models.quantized`. At most one tensor at a time is held
+        unquantised. None: nothing is quantised.
+      kv_dtype: "int8" stores cached keys and values in eight bits, with one float32 scale per head and token. None:
+        they are stored in ``dtype``.
+      mesh: the devices that share the model. Each tensor goes straight to the devices, in parts; see
+        :mod:`specjax.models.parallel`. None: one device.
 
     Raises:
-      FileNotFoundError: nothing there; the message says what would work.
-      ValueError: the checkpoint is damaged, not implemented, or already quantised, naming what is wrong; ``dtype``,
-        ``quantize`` or ``kv_dtype`` is none of those; the mesh can't share the model evenly.
+      FileNotFoundError: there is no such model; the message says which names and paths work.
+      ValueError: the checkpoint is damaged, not implemented, or already quantised (the message names the fault);
+        ``dtype``, ``quantize`` or ``kv_dtype`` is none of the values above; the mesh can't share the model evenly.
     """
     dtype = _check_dtype(dtype)
     quantized.check_kind("quantize", quantize)
@@ -69,7 +77,7 @@ def load(
 
 
 def _with_stop_token(config: LlamaConfig, tokenizer: Tokenizer | None) -> LlamaConfig:
-    """The config, with the tokenizer's end token too: chat fine-tunes often name their end of turn only there."""
+    """The config with the tokenizer's end token added. Chat fine-tunes often name their end of turn only there."""
     eos = None if tokenizer is None else tokenizer.eos_id
     if eos is None or eos in config.eos_token_ids or eos >= config.vocab_size:
         return config
@@ -77,7 +85,7 @@ def _with_stop_token(config: LlamaConfig, tokenizer: Tokenizer | None) -> LlamaC
 
 
 def locate(name_or_path: str | Path) -> Path:
-    """The local file or folder of a model, fetched if need be. Raises as :func:`load`."""
+    """The local file or folder of a model. It is fetched if necessary. Raises as :func:`load`."""
     path, name = Path(name_or_path).expanduser(), str(name_or_path)
     if path.exists():
         return path
@@ -97,8 +105,8 @@ def _from_hub(name: str) -> Path:
     except Exception as e:  # network, permission and cache errors of several libraries
         reason = " ".join(str(e).split())[:300]
         raise FileNotFoundError(
-            f"{name!r} is no local path, and as a hub name it is neither in the Hugging Face cache nor to be had from "
-            f"the hub ({type(e).__name__}: {reason}); with no connection, {_CHOICES} that is cached"
+            f"{name!r} is no local path. As a hub name it is not in the Hugging Face cache, and could not be fetched "
+            f"from the hub ({type(e).__name__}: {reason}). Without a connection, {_CHOICES} that is cached"
         ) from e
 
 
@@ -113,3 +121,15 @@ def _check_dtype(dtype):
     if found not in allowed:
         raise ValueError(f"dtype {dtype!r} is not one of float32, bfloat16, float16")
     return found
+
+
+def hf_parts(config: LlamaConfig) -> dict[str, llama_weights.Part]:
+    """The place of every tensor of a checkpoint in the parameter tree, by the tensor's full Hugging Face name."""
+    return {llama_weights.full_name(name): part for name, part in llama_weights.table(config).items()}
+
+
+def published_head(folder: str | Path, target: LM) -> "Drafter":
+    """The drafter of a published EAGLE or Medusa head. Arguments and errors as of :func:`convert.published.load`."""
+    from convert import published  # imported late: the reader imports the drafters, and they import this file
+
+    return published.load(folder, target)

@@ -1,8 +1,9 @@
-"""A block's attention to the cache: rotation, cache write, scores, softmax, mixture.
+"""A block's attention to the cache, in five steps: rotation, cache write, scores, softmax, mixture.
 
-XLA makes seven kernels of it, of a microsecond or two each: half the time of a small model's layer. For the few tokens
-of decoding on an NVIDIA GPU one kernel does it all (:mod:`specjax.models.fused_attention`). With
-``SPECJAX_FUSED_ATTENTION=0`` in the environment, read where a program is traced, all of it is left to XLA.
+XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
+layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps
+(:mod:`specjax.models.fused_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
+The variable is read when a program is traced.
 """
 
 import os
@@ -23,25 +24,30 @@ from specjax.models.quantized import Quantized
 
 
 class Block(NamedTuple):
-    """Where a block of tokens stands and what its tokens see: the same for every layer of one call."""
+    """Where a block of tokens stands and which slots its tokens see. All layers of one call share it."""
 
-    starts: jax.Array  # i32[B] where the block's entries are written
-    angles: tuple[jax.Array, jax.Array] | None  # cos and sin, f32[B, T, D]; None: queries and keys are not rotated
-    mask: jax.Array | None = None  # bool[B, T, S] which slots each token sees; None: every slot up to its own
-    bias: jax.Array | None = None  # f32[B or 1, heads, T, S] added to the scores; None: nothing
+    # i32[B] The slot of the block's first token in each row. The block's entries are written from there on.
+    starts: jax.Array
+    # f32[B, T, D] twice: cos and sin of each token's angles. None: queries and keys are not rotated.
+    angles: tuple[jax.Array, jax.Array] | None
+    # bool[B, T, S] The slots that each token sees. None: every slot up to the token's own.
+    mask: jax.Array | None = None
+    # f32[B or 1, heads, T, S] A bias that is added to the scores. None: no bias.
+    bias: jax.Array | None = None
 
 
 def attend(
     qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, sharding: NamedSharding | None = None
 ) -> tuple[jax.Array, Buffer, Buffer]:
-    """Writes a block's keys and values, and mixes for each of its queries the values that the query sees.
+    """Writes a block's keys and values to the cache, then mixes for each query the values that the query sees.
 
     Args:
-      qkv: [B, T, kv_heads, group + 2, D]; for each kv head its queries, then its key, then its value, not yet rotated.
-      block: where the block stands.
-      keys, values: [B, kv_heads, S, D], of one layer.
-      sharding: of keys and values on a mesh. XLA's partitioner can't cut a hand-written kernel, so each device runs
-        its own kernel on its own kv heads, or on all of them.
+      qkv: [B, T, kv_heads, group + 2, D]. For each kv head these are its queries, its key and its value, not yet
+        rotated.
+      block: where the block stands and which slots its tokens see.
+      keys, values: [B, kv_heads, S, D], the cache of one layer.
+      sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
+        kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
@@ -50,49 +56,52 @@ def attend(
     starts, angles, mask, bias = block
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    how = kernels() if short and typed and angles is not None and bias is None else None
-    if how is None:
+    platform = kernels() if short and typed and angles is not None and bias is None else None
+    if platform is None:
         return by_xla(qkv, block, keys, values)
-    from specjax.models import fused_attention  # not to be had where JAX has no Triton
+    from specjax.models import fused_attention  # can't be imported where JAX has no Triton
 
     def plainly(qkv, angles, mask, keys, values, starts):
         return by_xla(qkv, Block(starts, angles, mask), keys, values)
 
-    kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=how == "cpu"))
-    # The kernel is differentiated as the plain form that it stands for.
+    kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=platform == "cpu"))
+    # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
     args = qkv, angles, mask, keys, values, starts
-    served = partial(lax.platform_dependent, **{how: kernel}, default=plainly)
+    served = partial(lax.platform_dependent, **{platform: kernel}, default=plainly)
     if sharding is None:
         return served(*args)
     whole, of_cache = PartitionSpec(), sharding.spec
-    of_heads = PartitionSpec(None, None, *of_cache[1:2])  # qkv's, and the result's
+    of_heads = PartitionSpec(None, None, *of_cache[1:2])  # for qkv and for the result
     return jax.shard_map(
         served,
         mesh=sharding.mesh,
         in_specs=(of_heads, whole, whole, of_cache, of_cache, whole),
         out_specs=(of_heads, of_cache, of_cache),
-        check_vma=False,  # of which Pallas says nothing
+        check_vma=False,  # Pallas gives no information for this check
     )(*args)
 
 
 def kernels() -> str | None:
-    """The platform on which what is traced now has hand-written kernels: "cuda", or None. (Tests say "cpu", and there
-    the kernel is interpreted.)"""
+    """The platform for which the program that is now traced gets the hand-written kernel: "cuda", or None.
+
+    Tests replace this function by one that returns "cpu"; there Pallas interprets the kernel.
+    """
     if os.environ.get("SPECJAX_FUSED_ATTENTION", "1") == "0" or jax.default_backend() != "gpu":
         return None
-    capability = getattr(jax.devices()[0], "compute_capability", "9.0")  # a device only compiled for isn't asked
-    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8.0:  # AMD's, or without bfloat16 products
+    # A device that a program is only compiled for has no such attribute.
+    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
+    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8.0:  # of AMD, or too old for bfloat16 products
         return None
     try:
         from jax.experimental.pallas import triton  # noqa: F401
-    except ImportError:  # JAX calls it deprecated
+    except ImportError:  # JAX has deprecated this module and may drop it
         return None
     return "cuda"
 
 
 def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
-    """:func:`attend` in plain JAX, for any block, cache, device and number of devices."""
+    """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     batch, size, kv_heads, width, dim = qkv.shape
     group, (starts, angles, mask, bias) = width - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
@@ -103,7 +112,7 @@ def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[
         slots = starts[:, None] + span(size)  # [B, T]
         mask = span(keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
 
-    q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix a kv head
+    q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix for each kv head
     scores = kv.scores(q, keys).reshape(batch, kv_heads, group, size, -1) * dim**-0.5  # [B, kv, g, T, S]
     if bias is not None:
         scores += bias.reshape(len(bias), kv_heads, group, size, -1)

@@ -1,13 +1,14 @@
 """The preallocated key/value cache: per-row lengths, in-place block writes, rollback by a new length.
 
-Keys and values are arrays, or codes with a scale for each head of each token (int8): the functions here know which, the
-model and the loop don't.
+Keys and values are stored as arrays, or as int8 codes with a scale for each head of each token. Only the functions of
+this file know which; the model and the loop don't.
 
-A row's entries at and past its length are stale: masked from attention and overwritten by the next write. So a
+A row's entries at and past its length are stale: attention masks them, and the next write overwrites them. So a
 rollback moves no data. Axis 0 of every leaf is the row.
 
-A masked entry still meets 0 * value, and 0 * NaN is NaN. So the values in a cache are finite, always
-(:func:`finite_values`): what is masked never counts, and no call pays for that but by the few tokens it writes.
+Attention multiplies the value of a masked entry by 0, and 0 * NaN is NaN. Therefore every value in a cache is finite
+(:func:`finite_values`), and a masked entry never counts. The check costs little: a call checks only the few tokens that
+it writes.
 """
 
 import dataclasses
@@ -30,13 +31,18 @@ Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim]
 class KVCache:
     """Keys and values of every layer."""
 
-    keys: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
-    values: tuple[Buffer, ...]  # per layer [B, kv_heads, S, head_dim]
-    lengths: jax.Array  # i32[B] entries in use
-    sharding: NamedSharding | None = None  # how keys and values lie on a mesh, static; None: on one device
+    # [B, kv_heads, S, head_dim] for each layer: the keys, after rotation.
+    keys: tuple[Buffer, ...]
+    # [B, kv_heads, S, head_dim] for each layer: the values.
+    values: tuple[Buffer, ...]
+    # i32[B] How many entries of each row are in use.
+    lengths: jax.Array
+    # How keys and values lie on a mesh; static. None: on one device.
+    sharding: NamedSharding | None = None
 
     @property
     def capacity(self) -> int:
+        """S, the slots of each row."""
         return self.keys[0].shape[2]
 
     def replace(self, **changes: Any) -> "KVCache":
@@ -47,22 +53,22 @@ class KVCache:
 def alloc(
     config: LlamaConfig, batch: int, capacity: int, dtype, sharding: NamedSharding | None = None
 ) -> KVCache:
-    """An empty cache. Zeros, not uninitialised memory, which could hold NaN.
+    """An empty cache. It is filled with zeros, because uninitialised memory could hold NaN.
 
     Args:
       config: the model's shape.
-      batch: rows.
-      capacity: entries a row.
-      dtype: of keys and values; int8 stores codes, with a float32 scale for each head of each token.
-      sharding: of keys and values; None: the default device.
+      batch: the number of rows.
+      capacity: S, the slots of each row.
+      dtype: the dtype of keys and values. int8 stores codes, with a float32 scale for each head of each token.
+      sharding: how keys and values lie on a mesh; None: on the default device.
 
     Raises:
-      ValueError: the sharding cuts keys and values along anything but their heads.
+      ValueError: the sharding cuts keys and values along another axis than their heads.
     """
     if sharding is not None and (len(sharding.spec) > 2 or any(sharding.spec[:1])):
         raise ValueError(
             f"keys and values [B, kv_heads, S, D] are cut as {sharding.spec}, expected by kv heads alone or not at "
-            "all: specjax.parallel.cache_sharding(mesh) makes that"
+            "all: specjax.parallel.cache_sharding(mesh) makes such a sharding"
         )
     shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
 
@@ -78,18 +84,19 @@ def alloc(
 
 
 def room(entries: int) -> int:
-    """A capacity for at least so many: beyond 256 entries a multiple of 128, like the capacities of requests.
+    """A capacity for at least this number of entries. Beyond 256 it is a multiple of 128, as for requests.
 
-    XLA's products on a GPU copy a cache of another length, whole, into one that is padded so.
+    On a GPU, XLA's products copy a whole cache of any other length into one that is padded to such a multiple.
     """
     return entries if entries <= 256 else -(-entries // 128) * 128
 
 
 def finite_values(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [..., head_dim] as they may be written to a cache.
+    """Keys and values [..., head_dim] in the form in which a cache may hold them.
 
-    A value that is NaN or infinite becomes 0, and NaN marks the key in its place: who sees the entry gets a score that
-    is NaN, and so no numbers, as from the value itself. Who doesn't see the entry has that score masked.
+    A value that is NaN or infinite becomes 0, and the key's element at the same place becomes NaN. A query that sees
+    the entry then gets a NaN score, and so a NaN result, as it would from the original value. For a query that doesn't
+    see the entry, the score is masked.
     """
     finite = jnp.isfinite(values)
     return jnp.where(finite, keys, jnp.nan), jnp.where(finite, values, 0)
@@ -98,27 +105,31 @@ def finite_values(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Ar
 def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:
     """Writes block[B, kv_heads, T, head_dim] into buffer[B, kv_heads, S, head_dim] at each row's own start i32[B].
 
-    The caller guarantees starts + T <= S: past it ``dynamic_update_slice`` would clamp backwards over valid entries.
+    The caller guarantees starts + T <= S. Otherwise ``dynamic_update_slice`` would move the block back, over valid
+    entries.
     """
     new = quantize(block, "int8") if isinstance(buffer, Quantized) else block.astype(buffer.dtype)
     return _place(buffer, new, starts)
 
 
 def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
-    """Copies every layer's entries at slots i32[B, T] to starts i32[B] and on, in place and as they are stored."""
+    """Copies every layer's entries at slots i32[B, T] to the slots from starts i32[B] on. Codes are copied as codes."""
 
     def moved(buffer: Buffer) -> Buffer:
-        return _place(buffer, jax.tree.map(lambda x: jax.vmap(lambda row, at: row[:, at])(x, slots), buffer), starts)
+        taken = jax.tree.map(lambda x: jax.vmap(lambda row, row_slots: row[:, row_slots])(x, slots), buffer)
+        return _place(buffer, taken, starts)
 
     return cache.replace(keys=tuple(map(moved, cache.keys)), values=tuple(map(moved, cache.values)))
 
 
 def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
+    """The buffer with T new entries in each row, from the row's start i32[B] on."""
+
     def row(old, new, start):
         return lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
 
     def rows(old, new):
-        if len(starts) == 1:  # under vmap it lowers to a scatter, which costs a GPU two more kernels a layer
+        if len(starts) == 1:  # vmap makes a scatter of it, which costs a GPU two more kernels per layer
             return row(old[0], new[0], starts[0])[None]
         return jax.vmap(row)(old, new, starts)
 
@@ -126,7 +137,7 @@ def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
 
 
 def scores(q: jax.Array, keys: Buffer) -> jax.Array:
-    """Products of queries q[B, kv_heads, M, head_dim] with the cached keys. -> f32[B, kv_heads, M, S]."""
+    """Scalar products of queries q[B, kv_heads, M, head_dim] and cached keys. -> f32[B, kv_heads, M, S]."""
     if isinstance(keys, Quantized):
         return scores(q, keys.values.astype(q.dtype)) * keys.scale[:, :, None]
     full = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -134,14 +145,14 @@ def scores(q: jax.Array, keys: Buffer) -> jax.Array:
 
 
 def mixture(weights: jax.Array, values: Buffer, dtype) -> jax.Array:
-    """Sums of the cached values by weights f32[B, kv_heads, M, S]. -> [B, kv_heads, M, head_dim] as ``dtype``."""
+    """Sums of cached values, weighted by f32[B, kv_heads, M, S]. -> [B, kv_heads, M, head_dim] as ``dtype``."""
     if isinstance(values, Quantized):
         return mixture(weights * values.scale[:, :, None], values.values.astype(dtype), dtype)
     full = lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    # Accumulated in float32 all the same; asking for a float32 result is what XLA's CPU backend can't run in bf16.
+    # Sums are accumulated in float32 even so. XLA's CPU backend can't return float32 from a bfloat16 product.
     return jnp.einsum("bkms,bksd->bkmd", weights.astype(dtype), values, precision=full, preferred_element_type=dtype)
 
 
 def with_lengths(cache: KVCache, lengths: jax.Array) -> KVCache:
-    """Commits or rolls back to i32[B] lengths."""
+    """The cache with lengths i32[B]. Greater lengths commit entries, smaller ones roll back."""
     return cache.replace(lengths=lengths)

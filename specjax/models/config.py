@@ -12,22 +12,22 @@ from specjax.models import config_values as values
 class RopeScaling:
     """How rotary frequencies are stretched past the trained context. See :mod:`specjax.models.rope`.
 
-    ``kind`` is one of ``linear``, ``llama3``, ``yarn`` and ``factors``; fields that a kind does not use keep their
-    defaults.
+    A field that the kind does not use keeps its default. Except for ``kind`` and ``factors``, names and meanings are
+    those of Hugging Face.
     """
 
-    kind: str
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
+    kind: str  # "linear", "llama3", "yarn" or "factors"
+    factor: float = 1.0  # all kinds but "factors": by how much the context is stretched
+    original_max_position_embeddings: int = 0  # llama3 and yarn: the trained context, in tokens
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None derives it from the factor and the mscales
+    attention_factor: float | None = None  # yarn: the factor on cos and sin; None: it follows from factor and mscales
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
-    factors: tuple[float, ...] = ()  # factors: what divides the frequency of each rotated pair, as GGUF files store it
+    factors: tuple[float, ...] = ()  # factors: the divisor of each rotated pair's frequency, as GGUF files store them
 
     def __post_init__(self):
         if self.kind not in values.ROPE_FIELDS:
@@ -43,7 +43,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig:
-    """Shape and constants of a Llama-family model, named as in Hugging Face's ``config.json``."""
+    """Shape and constants of a Llama-family model. The names are those of Hugging Face's ``config.json``."""
 
     vocab_size: int
     hidden_size: int
@@ -99,7 +99,7 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LlamaConfig":
-        """Inverse of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`."""
         fields = dict(data)
         if fields.get("rope_scaling") is not None:
             scaling = dict(fields["rope_scaling"])
@@ -132,7 +132,7 @@ def _llama3(hidden, intermediate, layers, heads, head_dim, tied, factor, **chang
     )
 
 
-# Published shapes, for benchmarks on made-up weights; a checkpoint brings its own config.json.
+# Published shapes, for benchmarks on made-up weights. A checkpoint needs none of these: its config.json has the shape.
 PRESETS = {
     "smollm2-135m": LlamaConfig(
         vocab_size=49152,
@@ -157,13 +157,17 @@ PRESETS = {
 
 
 def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> LlamaConfig:
-    """Reads a Hugging Face Llama ``config.json`` (and ``generation_config.json``), refusing what is not implemented.
+    """The configuration that a Hugging Face Llama ``config.json`` describes. What is not implemented is refused.
 
-    End-of-sequence ids are those of ``generation_config.json`` and of ``config.json`` together (``specjax.load`` adds
-    the tokenizer's); the caller of ``generate`` may override them.
+    ``eos_token_ids`` are the ids of ``generation_config.json`` and of ``config.json`` together. ``specjax.load`` adds
+    the tokenizer's id, and the caller of ``generate`` may override all of them.
+
+    Args:
+      hf: the contents of ``config.json``.
+      generation: the contents of ``generation_config.json``; None: there is no such file.
 
     Raises:
-      ValueError: naming every key that is missing, unknown or has a value that specjax does not implement.
+      ValueError: keys are missing, unknown, or have a value that specjax does not implement. One error names them all.
     """
     max_position = 2048 if hf.get("max_position_embeddings") is None else hf["max_position_embeddings"]
     theta, scaling = _read_checked(hf, generation or {}, max_position)
@@ -202,7 +206,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
 def _read_checked(
     hf: Mapping[str, Any], generation: Mapping[str, Any], max_position: Any
 ) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling), once every key and value has been judged: one error lists all that is wrong."""
+    """(theta, scaling) of the rotary embeddings, after a check of every key and value. One error lists all faults."""
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
     if hf.get("model_type") is None:
@@ -225,9 +229,10 @@ def _read_checked(
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """A Hugging Face ``config.json`` of this model; :func:`from_hf` is its inverse, but for ``factors`` scaling.
+    """A Hugging Face ``config.json`` of this model. :func:`from_hf` is the inverse, except for ``factors`` scaling.
 
-    transformers knows that kind as ``longrope`` with the same factors for short and long texts.
+    transformers has no ``factors`` scaling. The file says ``longrope`` instead, with the same factors for short and
+    long texts.
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     scaling = config.rope_scaling
@@ -239,8 +244,8 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
         rope["rope_type"] = scaling.kind
         fields = {name: getattr(scaling, name) for name in sorted(values.ROPE_FIELDS[scaling.kind])}
         rope |= {name: value for name, value in fields.items() if value is not None}
-    own = keys.READ - {"rope_theta", "rope_scaling"}
-    same = [field.name for field in dataclasses.fields(config) if field.name in own]
+    outside_rope = keys.READ - {"rope_theta", "rope_scaling"}
+    same = [field.name for field in dataclasses.fields(config) if field.name in outside_rope]
     return {
         "model_type": "llama",
         **{name: getattr(config, name) for name in same},
@@ -257,18 +262,21 @@ _ROPE_REFUSED = {
 
 
 def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling), from either spelling: top-level ``rope_theta`` + ``rope_scaling``, or ``rope_parameters``."""
+    """(theta, scaling), from either of two spellings.
+
+    Older files have ``rope_theta`` and ``rope_scaling`` at top level. Newer files have one object, ``rope_parameters``.
+    """
     objects = {key: values.OBJECT for key in ("rope_parameters", "rope_scaling")}
     if problems := values.problems(hf, objects):
         raise ValueError("; ".join(problems))
     if hf.get("rope_parameters") and hf.get("rope_scaling"):
         if {**hf["rope_parameters"]} != {**hf["rope_parameters"], **hf["rope_scaling"]}:
             raise ValueError("rope_parameters and rope_scaling are both given, and they differ; keep one")
-    # A null is an absent key here too: a null factor must not pass for one that was given.
+    # Null means that the key is absent, as elsewhere. So a factor of null counts as missing.
     rope = {k: v for k, v in (hf.get("rope_parameters") or hf.get("rope_scaling") or {}).items() if v is not None}
     theta = _read_theta(hf.get("rope_theta"), rope.pop("rope_theta", None))
     kind = _read_kind(rope)
-    rope.pop("finetuned", None)  # says how the weights were trained
+    rope.pop("finetuned", None)  # how the weights were trained has no effect on the model
     rope.pop("partial_rotary_factor", None) if rope.get("partial_rotary_factor") in (1, 1.0) else None
     if kind == "default":
         if rope:
@@ -298,14 +306,14 @@ def _read_theta(outer: Any, inner: Any) -> float:
         raise ValueError(values.POSITIVE.problem("rope_theta", bad[0]))
     if len(set(given)) > 1:
         raise ValueError(
-            f"rope_theta twice, and differently: {given[0]} at top level, {given[1]} inside rope_parameters; keep the "
-            "right one"
+            f"rope_theta twice, with different values: {given[0]} at top level, {given[1]} inside rope_parameters; "
+            "keep the right one"
         )
     return float(given[0]) if given else 10000.0
 
 
 def _read_kind(rope: dict[str, Any]) -> str:
-    """Takes the scaling's name out of its object: ``rope_type``, or ``type`` in older files."""
+    """Takes the scaling's kind out of its object. The key is ``rope_type``, in older files ``type``."""
     given = [kind for kind in (rope.pop("rope_type", None), rope.pop("type", None)) if kind is not None]
     if bad := [kind for kind in given if not values.TEXT.holds(kind)]:
         raise ValueError(values.TEXT.problem("rope_type", bad[0]))

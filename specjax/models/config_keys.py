@@ -1,14 +1,15 @@
-"""The closed table of the keys that a Hugging Face ``config.json`` may have. A key of no list here is refused."""
+"""The closed table of the keys that a Hugging Face ``config.json`` may have. A key that no list here has is refused."""
 
 from collections.abc import Mapping
 from typing import Any
 
+# Keys that are read into the configuration.
 READ = frozenset(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings "
     "attention_bias mlp_bias".split()
 )
-# Keys that say how the model was made, stored or called; its logits are the same without them.
+# Keys that say how the model was made, stored or called. The model's logits are the same without them.
 _ABOUT = frozenset(
     "_name_or_path architectures auto_map torch_dtype dtype transformers_version use_cache initializer_range "
     "pad_token_id attention_dropout hidden_dropout is_llama_config transformers.js_config id2label label2id "
@@ -19,8 +20,8 @@ _ABOUT = frozenset(
     "mask_token_id cls_token_id gradient_checkpointing _flash_attn_2_enabled use_flash_attention mlp_dropout "
     "embd_pdrop resid_pdrop attn_pdrop neftune_noise_alpha max_window_layers keys_to_ignore_at_inference".split()
 )
-# Options of transformers' ``generate``, which older releases stored beside the model's shape. The caller chooses them:
-# specjax takes them from ``specjax.Options`` alone.
+# Options of transformers' ``generate``, which older releases stored beside the model's shape. specjax ignores them: its
+# options come from ``specjax.Options`` alone.
 _GENERATION = frozenset(
     "max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams "
     "num_beam_groups cache_implementation cache_config temperature top_k top_p min_p top_h typical_p epsilon_cutoff "
@@ -33,7 +34,7 @@ _GENERATION = frozenset(
     "penalty_alpha dola_layers prefill_chunk_size compile_config disable_compile is_assistant use_mtp".split()
 )
 IGNORED = _ABOUT | _GENERATION
-# Keys whose only implemented values are those given.
+# Keys for which only the listed values are implemented. An empty list: the key must be absent or null.
 REQUIRED: dict[str, tuple] = {
     "model_type": ("llama",),
     "hidden_act": ("silu", "swish"),
@@ -54,7 +55,7 @@ REQUIRED: dict[str, tuple] = {
 
 
 def refused(hf: Mapping[str, Any]) -> list[str]:
-    """A sentence for each key that specjax does not implement. A null is an absent key."""
+    """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key."""
     problems = []
     for key, value in hf.items():
         if value is None or key in IGNORED or key in READ:
@@ -78,7 +79,7 @@ def _layer_types(hf: Mapping[str, Any]) -> list[str]:
 
 
 def _sliding_window(hf: Mapping[str, Any]) -> list[str]:
-    # A window that no layer has changes nothing.
+    # A window has no effect if no layer uses it.
     if hf.get("use_sliding_window") is False or (hf.get("layer_types") is not None and not _layer_types(hf)):
         return []
     return [f"sliding_window = {hf['sliding_window']!r} is not implemented (only null, or use_sliding_window = false)"]
@@ -95,7 +96,7 @@ def _quantization(hf: Mapping[str, Any]) -> list[str]:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    # bitsandbytes' parameters say how to quantise; its two switches say whether.
+    # Two switches of bitsandbytes say whether the model is quantised. Its other parameters only say how.
     if key.removeprefix("_") in ("load_in_4bit", "load_in_8bit"):
         return value is False or value is None
     if key == "quant_method":

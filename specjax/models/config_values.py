@@ -1,4 +1,4 @@
-"""What the values of a configuration may be: one rule a key, each with the words that an error says."""
+"""Rules for the values of a configuration: one rule per key, each with the words for an error message."""
 
 import numbers
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ _SMALLEST, _LARGEST = 1.1754944e-38, 3.4028235e38  # the normal range of float32
 class Rule(NamedTuple):
     """Which values a key may have."""
 
-    expected: str  # as in "must be ..."
-    holds: Callable[[Any], bool]
-    limit: str = ""
+    expected: str  # what the value must be; completes the sentence "KEY must be ..."
+    holds: Callable[[Any], bool]  # whether a value obeys the rule
+    limit: str = ""  # appended to the error message
 
     def problem(self, key: str, value: Any) -> str:
         """The sentence about a value that breaks the rule."""
@@ -21,12 +21,12 @@ class Rule(NamedTuple):
 
 
 def is_integer(value: Any) -> bool:
-    """Whether the value is an integer; true and false are none."""
+    """Whether the value is an integer. True and False don't count as integers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a real number that float32 can hold; NaN, infinity, true and false are none."""
+    """Whether the value is a real number in float32's range. NaN, infinity, True and False don't count as numbers."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and -_LARGEST <= value <= _LARGEST
 
@@ -44,18 +44,18 @@ TEXT = Rule("text", lambda v: isinstance(v, str))
 
 
 def token_id(vocab_size: int) -> Rule:
-    """One id of a vocabulary."""
+    """The rule for one id of a vocabulary."""
     return Rule(f"an id from 0 to {vocab_size - 1}", lambda v: is_integer(v) and 0 <= v < vocab_size)
 
 
 def token_ids(vocab_size: int) -> Rule:
-    """One id of a vocabulary, or a list of ids."""
+    """The rule for one id of a vocabulary, or a list of ids."""
     one = token_id(vocab_size)
     return Rule(f"{one.expected}, or a list of such ids", lambda v: one.holds(v) or _is_list_of_ids(v, vocab_size))
 
 
 def problems(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
-    """A sentence for each value that breaks its rule. A key that is absent, or null, breaks none."""
+    """A sentence for each value that breaks its rule. A key that is absent or null breaks no rule."""
     given = {key: values[key] for key in rules if values.get(key) is not None}
     return [rules[key].problem(key, value) for key, value in given.items() if not rules[key].holds(value)]
 

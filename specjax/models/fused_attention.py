@@ -1,13 +1,39 @@
-"""Attention to the cache as one GPU kernel, in Pallas for Triton: what XLA makes seven of.
+"""Attention to the cache as one GPU kernel, in Pallas for Triton. XLA makes seven kernels of the same work.
 
-A program has one row and one kv head, and reads what of their cache is in use, not all of it. A large cache is cut
-among several programs, whose sums are joined after (FlashDecoding, Dao et al. 2023; sums with a running maximum are
-those of Milakov and Gimelshein 2018). A program first writes what of the block belongs to its part, so that it then
-reads old and new entries alike. Tiles lie at fixed slots, so what a token sees is summed in one order wherever its
-block begins: a text doesn't depend, to the last bit, on which of its tokens were drafted.
+The kernel's grid has one program for each row, each kv head and each part of the cache. A part is ``share`` tiles, and
+a tile is 64 slots. Tiles lie at fixed slots. A small cache is a single part. A large cache is several parts, so that
+more programs share the work (FlashDecoding, Dao et al. 2023). An example for one row and one kv head: a capacity of
+1024 slots in four parts, 510 cached tokens, and a block of four tokens a, b, c, d that starts at slot 510.
+
+    slots      0           256         512         768        1023
+    parts      |  part 0   |  part 1   |  part 2   |  part 3   |    one program each, share = 4 tiles
+    tiles      |0  1  2  3 |4  5  6  7 |8  9  10 11|12 13 14 15|    64 slots each
+    in use     |###########|###########|#          |           |    slots 0 to 513, the block included
+    writes        nothing       a b         c d       nothing
+                 --------- barrier, inside each program ---------
+    reads        tiles 0-3    tiles 4-7    tile 8     nothing
+    returns      sums 0       sums 1       sums 2     sums 3
+                      +-----------+----------+----------+
+                                     _joined: softmax over all parts
+
+- A program first writes those tokens of the block that belong to its own part, then reads its part. So a program reads
+  old and new entries alike.
+- No program reads or writes another program's part. Programs therefore never wait for each other. Inside one program
+  the threads share the work, and a thread reads entries that other threads wrote: all wait at the barrier in between.
+- Every program reads all queries of its kv head. The program keeps three sums for each query, over the entries of its
+  part that the query sees: ``top`` = max(score), ``total`` = sum(exp(score - top)) and
+  ``mixed`` = sum(exp(score - top) * value). Each further tile may raise ``top``, and fades the older sums by
+  exp(old top - new top) (Milakov and Gimelshein 2018).
+- With one part the result is ``mixed / total``, and the program divides. With several parts a second kernel, "join",
+  fades each part's sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
+  nothing of has ``total`` = 0 and counts for nothing.
+
+Because tiles lie at fixed slots, the entries that a token sees are summed in one order, wherever the token's block
+begins. So a text does not depend, to the last bit, on which of its tokens were drafted.
 """
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +43,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from specjax.models import tuning
 
-_FAR = -1e30  # in place of -inf, of which differences are no numbers
-_TILE = 64  # cache entries read at once
+_FAR = -1e30  # stands for -inf, because -inf minus -inf is NaN
+_TILE = 64  # slots that are read at once
 
 
 def attend(
@@ -30,34 +56,38 @@ def attend(
     starts: jax.Array,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """:func:`specjax.models.attention.attend`, for 16-bit types and a ``D`` that is a power of two from 32 on."""
+    """:func:`specjax.models.attention.attend` as one kernel, or two for a large cache.
+
+    Args:
+      qkv: bfloat16 or float16 [B, T, kv_heads, group + 2, D]. D is a power of two, at least 32.
+      angles: cos and sin, f32[B, T, D].
+      mask: bool[B, T, S], the slots that each token sees; None: every slot up to the token's own.
+      keys, values: [B, kv_heads, S, D] of ``qkv``'s dtype.
+      starts: i32[B], the slot of the block's first token.
+      interpret: whether Pallas interprets the kernel. Tests without a GPU do so.
+
+    Returns:
+      [B, T, kv_heads * group * D], and both buffers with the block in them.
+    """
     batch, block, kv_heads, width, dim = qkv.shape
     capacity, group = keys.shape[2], width - 2
     parts = parts_of(batch * kv_heads, capacity)
     vectors = qkv.reshape(batch, block * kv_heads * width, dim)
-    # Both halves of a head turn by the same.
+    # Both halves of a head have the same angles.
     cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
     given = [starts, vectors, cos, sin]
     given += [] if mask is None else [jnp.broadcast_to(mask.astype(jnp.int8), (batch, block, capacity))]
     rows = block * kv_heads * group
     sums = [jax.ShapeDtypeStruct((batch, parts, rows, dim), qkv.dtype if parts == 1 else jnp.float32)]
-    sums += [jax.ShapeDtypeStruct((batch, parts, rows), jnp.float32)] * 2  # maximum and total
-
-    def of_row(x) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *x.shape[1:]), lambda b, head, part: (b, *(0 for _ in x.shape[1:])))
-
-    def of_part(x) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, head, part: (b, part, *(0 for _ in x.shape[2:])))
-
+    sums += [jax.ShapeDtypeStruct((batch, parts, rows), jnp.float32)] * 2  # top and total
+    share = pl.cdiv(pl.cdiv(capacity, _TILE), parts)
+    sizes = dict(block=block, group=group, kv_heads=kv_heads, share=share, parts=parts)
     of_head = pl.BlockSpec((None, None, capacity, dim), lambda b, head, part: (b, head, 0, 0))
     keys, values, mixed, top, total = pl.pallas_call(
-        partial(
-            _kernel, masked=mask is not None, block=block, group=group, kv_heads=kv_heads,
-            share=pl.cdiv(pl.cdiv(capacity, _TILE), parts), parts=parts, barrier=not interpret,
-        ),  # fmt: skip
+        partial(_kernel, **sizes, masked=mask is not None, barrier=not interpret),
         grid=(batch, kv_heads, parts),
-        in_specs=[*map(of_row, given), of_head, of_head],
-        out_specs=[of_head, of_head, *map(of_part, sums)],
+        in_specs=[*map(_of_row, given), of_head, of_head],
+        out_specs=[of_head, of_head, *map(_of_part, sums)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] + sums,
         input_output_aliases={len(given): 0, len(given) + 1: 1},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
@@ -69,15 +99,43 @@ def attend(
     return mixed.reshape(batch, block, -1), keys, values
 
 
+def _of_row(x) -> pl.BlockSpec:
+    """A program gets its row of an array [B, ...]."""
+    return pl.BlockSpec((None, *x.shape[1:]), lambda b, head, part: (b, *(0 for _ in x.shape[1:])))
+
+
+def _of_part(x) -> pl.BlockSpec:
+    """A program gets its part of its row of an array [B, parts, ...]."""
+    return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, head, part: (b, part, *(0 for _ in x.shape[2:])))
+
+
 def parts_of(programs: int, capacity: int) -> int:
-    """Programs that share a row's cache, a power of two: one for each 256 entries or more, but no more in all than two
-    for a multiprocessor."""
+    """How many parts a row's cache has: a power of two, at most 16.
+
+    A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut only as far as all
+    programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU.
+
+    Args:
+      programs: rows times kv heads.
+      capacity: slots of a row.
+    """
     most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, tuning.MOST_KERNEL_PROGRAMS // programs))
     return 1 << (most.bit_length() - 1)
 
 
 def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret: bool) -> jax.Array:
-    """Softmax over all parts from sums f32[B, parts, N, D], maxima and totals f32[B, parts, N]. -> [B, N, D]."""
+    """Joins the sums of all parts.
+
+    Args:
+      mixed: f32[B, parts, N, D].
+      top: f32[B, parts, N].
+      total: f32[B, parts, N].
+      dtype: of the result.
+      interpret: whether Pallas interprets the kernel.
+
+    Returns:
+      [B, N, D], the values mixed by a softmax over all slots.
+    """
     batch, parts, rows, dim = mixed.shape
 
     def kernel(mixed_ref, top_ref, total_ref, out_ref):
@@ -100,67 +158,120 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret
     )(mixed, top, total)
 
 
+class _Inputs(NamedTuple):
+    """One row's block, in references that the kernel reads."""
+
+    # [block * kv_heads * (group + 2), D] Token by token, and in each token kv head by kv head: the head's ``group``
+    # queries, its key, its value. All are not yet rotated.
+    qkv: Any
+    # f32[block, D / 2] The cosine of each token's angles.
+    cos: Any
+    # f32[block, D / 2] The sine of each token's angles.
+    sin: Any
+
+    def rotated(self, vectors: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Vectors i32[N] of ``qkv``, rotated by the angles of tokens i32[N]. -> the two halves, each [N, D / 2]."""
+        half, dtype = self.qkv.shape[-1] // 2, self.qkv.dtype
+        first = self.qkv[_cells(vectors, 0, half)].astype(jnp.float32)
+        second = self.qkv[_cells(vectors, half, half)].astype(jnp.float32)
+        cos, sin = self.cos[_cells(tokens, 0, half)], self.sin[_cells(tokens, 0, half)]
+        return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
+
+
 def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, barrier):
+    """The program of one row, one kv head and one part: the picture at the top of this file."""
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
     head, part = pl.program_id(1), pl.program_id(2)
-    start, dtype, dim = start_ref[...], qkv_ref.dtype, qkv_ref.shape[-1]
-    low, high = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
-    token_size, own_vectors = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; this head's first
-    first, last = part * share, (part + 1) * share  # tiles of this program, which others neither read nor write
+    start, dim, inputs = start_ref[...], qkv_ref.shape[-1], _Inputs(qkv_ref, cos_ref, sin_ref)
+    token_size, head_vector = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; the first of this head
+    first, last = part * share, (part + 1) * share  # the tiles of this part: first to last - 1
 
-    def rotated(vectors, tokens):
-        """Vectors of qkv at their tokens' angles, as two halves [N, D / 2]."""
-        first = qkv_ref[_cells(vectors, 0, dim // 2)].astype(jnp.float32)
-        second = qkv_ref[_cells(vectors, dim // 2, dim // 2)].astype(jnp.float32)
-        cos, sin = cos_ref[_cells(tokens, 0, dim // 2)], sin_ref[_cells(tokens, 0, dim // 2)]
-        return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
-
-    j = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(block),), 0)  # tokens of the block, and padding
-    token = jnp.minimum(j, block - 1)
-    key, slot = token * token_size + own_vectors + group, start + j
-    mine = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
-    store, at = partial(plgpu.store, mask=mine[:, None]), pl.ds(start, len(j))
-    for part_of_head, first_column, k in zip((low, high), (0, dim // 2), rotated(key, token), strict=True):
-        v = qkv_ref[_cells(key + 1, first_column, dim // 2)]
-        finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf  # specjax.models.cache.finite_values
-        store(keys_ref.at[at, part_of_head], jnp.where(finite, k, jnp.nan))
-        store(values_ref.at[at, part_of_head], jnp.where(finite, v, 0))
-    if barrier:  # a program's threads read what others of them wrote; interpreted, there are none
+    _write_block(inputs, keys_ref, values_ref, start, block, group, token_size, head_vector, (first, last))
+    if barrier:  # an interpreted program has no threads that could wait
         plgpu.debug_barrier()
 
-    n = lax.broadcasted_iota(jnp.int32, (max(16, pl.next_power_of_2(block * group)),), 0)  # a matrix unit takes 16
-    token = jnp.minimum(n // group, block - 1)  # of query n: token by token, each of this head's group
-    q_low, q_high = rotated(token * token_size + own_vectors + n % group, token)
+    # The queries of this head, token by token. A matrix unit takes at least 16 rows, so padding follows the queries.
+    n = lax.broadcasted_iota(jnp.int32, (max(16, pl.next_power_of_2(block * group)),), 0)
+    token = jnp.minimum(n // group, block - 1)
+    queries = inputs.rotated(token * token_size + head_vector + n % group, token)
 
-    def added(i, sums):
-        """The sums with tile i in them."""
-        mixed, top, total = sums
-        slots, at = i * _TILE + lax.broadcasted_iota(jnp.int32, (_TILE,), 0), pl.ds(i * _TILE, _TILE)
-        load = partial(plgpu.load, mask=(slots < start + block)[:, None], other=0.0)
-        see = _seen(mask_ref, slots, token, start, block)
-        dot = partial(jnp.dot, preferred_element_type=jnp.float32)
-        scores = dot(q_low, load(keys_ref.at[at, low]).T) + dot(q_high, load(keys_ref.at[at, high]).T)  # [N, M]
-        scores = jnp.where(see, scores * dim**-0.5, _FAR)
-        higher = jnp.maximum(top, jnp.max(scores, axis=1))
-        weights = jnp.where(see, jnp.exp(scores - higher[:, None]), 0.0)
-        fade = jnp.exp(top - higher)
-        mixed = mixed * fade[:, None] + dot(weights.astype(dtype), load(values_ref.at[at, :]))
-        return mixed, higher, total * fade + jnp.sum(weights, axis=1)
+    def add_tile(i, sums):
+        slots, tile = i * _TILE + lax.broadcasted_iota(jnp.int32, (_TILE,), 0), pl.ds(i * _TILE, _TILE)
+        in_use = (slots < start + block)[:, None]  # bool[M, 1]
+        seen = _seen(mask_ref, slots, token, start, block)  # bool[N, M]
+        return _with_tile(sums, queries, keys_ref, values_ref, tile, in_use, seen)
 
     sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
     used = pl.cdiv(start + block, _TILE)
-    mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), added, sums)
-    live = n < block * group
-    at = n // group * (kv_heads * group) + head * group + n % group  # past the end for what is padding
+    mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), add_tile, sums)
+    is_query = n < block * group
+    out_row = n // group * (kv_heads * group) + head * group + n % group  # of padding, past the end
     mixed = mixed / total[:, None] if parts == 1 else mixed
-    plgpu.store(mixed_ref.at[_cells(at, 0, dim)], mixed.astype(mixed_ref.dtype), mask=live[:, None])
-    plgpu.store(top_ref.at[at], top, mask=live)
-    plgpu.store(total_ref.at[at], total, mask=live)
+    plgpu.store(mixed_ref.at[_cells(out_row, 0, dim)], mixed.astype(mixed_ref.dtype), mask=is_query[:, None])
+    plgpu.store(top_ref.at[out_row], top, mask=is_query)
+    plgpu.store(total_ref.at[out_row], total, mask=is_query)
+
+
+def _write_block(
+    inputs: _Inputs, keys_ref, values_ref, start, block: int, group: int, token_size: int, head_vector, part: tuple
+) -> None:
+    """Writes the keys and values of those tokens of the block whose slots lie in this part.
+
+    Args:
+      inputs: the row's block.
+      keys_ref, values_ref: [S, D], the cache of this row and kv head.
+      start: i32[], the slot of the block's first token.
+      block: tokens of the block.
+      group: queries of a kv head.
+      token_size: vectors of a token in ``inputs.qkv``.
+      head_vector: i32[], the first vector of this head among a token's vectors. The queries come first, then the key.
+      part: the first tile of this part, and the first tile after it.
+    """
+    dim, (first, last) = inputs.qkv.shape[-1], part
+    j = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(block),), 0)  # tokens of the block, and padding
+    token = jnp.minimum(j, block - 1)
+    key, slot = token * token_size + head_vector + group, start + j
+    in_part = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
+    store, slots = partial(plgpu.store, mask=in_part[:, None]), pl.ds(start, len(j))
+    for column, k in zip((0, dim // 2), inputs.rotated(key, token), strict=True):
+        half = pl.ds(column, dim // 2)
+        v = inputs.qkv[_cells(key + 1, column, dim // 2)]
+        finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf  # as in specjax.models.cache.finite_values
+        store(keys_ref.at[slots, half], jnp.where(finite, k, jnp.nan))
+        store(values_ref.at[slots, half], jnp.where(finite, v, 0))
+
+
+def _with_tile(sums: tuple, queries: tuple, keys_ref, values_ref, tile, in_use: jax.Array, seen: jax.Array) -> tuple:
+    """The sums of N queries after one more tile of M slots.
+
+    Args:
+      sums: mixed f32[N, D], top f32[N] and total f32[N].
+      queries: the two halves of the rotated queries, each [N, D / 2].
+      keys_ref, values_ref: [S, D], the cache of this row and kv head.
+      tile: the slice of the tile's slots.
+      in_use: bool[M, 1], which slots hold entries. The other slots are not read.
+      seen: bool[N, M], which slots each query sees.
+
+    Returns:
+      The new sums.
+    """
+    mixed, top, total = sums
+    (q_low, q_high), dim = queries, keys_ref.shape[-1]
+    low, high = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
+    load = partial(plgpu.load, mask=in_use, other=0.0)
+    dot = partial(jnp.dot, preferred_element_type=jnp.float32)
+    scores = dot(q_low, load(keys_ref.at[tile, low]).T) + dot(q_high, load(keys_ref.at[tile, high]).T)  # [N, M]
+    scores = jnp.where(seen, scores * dim**-0.5, _FAR)
+    higher = jnp.maximum(top, jnp.max(scores, axis=1))
+    weights = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0)
+    fade = jnp.exp(top - higher)
+    mixed = mixed * fade[:, None] + dot(weights.astype(q_low.dtype), load(values_ref.at[tile, :]))
+    return mixed, higher, total * fade + jnp.sum(weights, axis=1)
 
 
 def _seen(mask_ref, slots: jax.Array, token: jax.Array, start: jax.Array, block: int) -> jax.Array:
-    """Which of the slots i32[M] each query sees, by its token i32[N] in the block. -> bool[N, M]."""
+    """Which of the slots i32[M] each query sees. ``token`` i32[N] is the query's token in the block. -> bool[N, M]."""
     shape = len(token), len(slots)
     slots, token = jnp.broadcast_to(slots[None], shape), jnp.broadcast_to(token[:, None], shape)
     if mask_ref is None:
@@ -169,6 +280,6 @@ def _seen(mask_ref, slots: jax.Array, token: jax.Array, start: jax.Array, block:
 
 
 def _cells(rows: jax.Array, first: int, count: int) -> tuple[jax.Array, jax.Array]:
-    """Indices of ``count`` columns from ``first`` on, of each of rows i32[N]."""
+    """Indices of ``count`` columns, from column ``first`` on, in each of the rows i32[N]."""
     columns = first + lax.broadcasted_iota(jnp.int32, (len(rows), count), 1)
     return jnp.broadcast_to(rows[:, None], columns.shape), columns

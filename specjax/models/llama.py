@@ -1,7 +1,8 @@
-"""Llama as Flax nnx modules: unrolled layers, fused q/k/v and gate/up products, weights kept [out, in].
+"""Llama as Flax nnx modules: unrolled layers, fused q/k/v and gate/up products, weights kept as [out, in].
 
-Unrolled and [out, in] because XLA then reads each weight once, where it lies (design notes in docs/performance.md).
-Logits follow Hugging Face's ``LlamaForCausalLM``: rotate-half rotary embeddings, RMS norm with float32 statistics.
+Layers are unrolled and weights are [out, in], because XLA then reads each weight once, in place (see
+docs/performance.md). Logits follow Hugging Face's ``LlamaForCausalLM``: rotary embeddings of the rotate-half kind, and
+RMS norm with float32 statistics.
 """
 
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from specjax.models.quantized import dequantize
 
 
 def positions_of(cache: KVCache, size: int, given: jax.Array | None) -> jax.Array:
-    """i32[B, T] of a block of ``size`` tokens: those given, or one a token on top of each row."""
+    """Positions i32[B, T] of a block of ``size`` tokens: ``given``, or else the numbers from each row's length on."""
     return cache.lengths[:, None] + span(size) if given is None else given
 
 
 class Linear(nnx.Module):
-    """y = x W^T + b, with W [*out, in]: a fused product keeps its parts on axes of their own."""
+    """y = x W^T + b, with W [*out, in]. ``out`` has several axes where several products are fused into one."""
 
     def __init__(self, out: tuple[int, ...], inp: int, bias: bool, *, rngs: nnx.Rngs, dtype):
         self.weight = nnx.Param(jax.random.normal(rngs.params(), (*out, inp), dtype) * inp**-0.5)
@@ -41,6 +42,8 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps), times a weight for each of the ``size`` channels."""
+
     def __init__(self, size: int, eps: float, *, dtype):
         self.weight = nnx.Param(jnp.ones(size, dtype))
         self.eps = eps
@@ -52,10 +55,10 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over the cache.
+    """Grouped-query attention over the cache. ``inp`` is the size of its input.
 
-    ``qkv`` rows are group-major: for each kv head, its query heads, then its key head, then its value head. A shard
-    of the kv heads is then one contiguous slice of the weight. ``inp`` is the size of what it reads.
+    The rows of ``qkv`` are ordered by kv head: for each kv head its query heads, then its key head, then its value
+    head. So a shard of the kv heads is one contiguous slice of the weight.
     """
 
     def __init__(self, config: LlamaConfig, inp: int, *, rngs: nnx.Rngs, dtype):
@@ -67,7 +70,7 @@ class Attention(nnx.Module):
         self.o = Linear((c.hidden_size,), inner, c.attention_bias, rngs=rngs, dtype=dtype)
 
     def __call__(self, x, block: Block, keys, values, sharding):
-        """x [B, T, inp]; the other arguments as of :func:`specjax.models.attention.attend`."""
+        """x [B, T, inp] -> [B, T, H], and the new keys and values. See :func:`specjax.models.attention.attend`."""
         c = self.config
         qkv = self.qkv(x).reshape(*x.shape[:2], c.num_key_value_heads, c.group_size + 2, c.head_dim)
         out, keys, values = attention.attend(qkv, block, keys, values, sharding)
@@ -75,6 +78,8 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
+    """down(silu(gate(x)) * up(x)). Gate and up are one fused product."""
+
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
         c = config
         self.gate_up = Linear((2, c.intermediate_size), c.hidden_size, c.mlp_bias, rngs=rngs, dtype=dtype)
@@ -86,6 +91,8 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
+    """Attention, then MLP. Each reads the norm of the hidden states, and its output is added to them."""
+
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype):
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.attention = Attention(config, config.hidden_size, rngs=rngs, dtype=dtype)
@@ -93,7 +100,10 @@ class Layer(nnx.Module):
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
 
     def __call__(self, x, block: Block, keys, values, sharding, run: tuple[bool, bool]):
-        """``run`` says whether attention and MLP take part. A part that is left out costs nothing."""
+        """x [B, T, H] -> [B, T, H], and the new keys and values.
+
+        ``run`` says whether attention and whether the MLP take part. A part that is left out costs nothing.
+        """
         if run[0]:
             attended, keys, values = self.attention(self.attention_norm(x), block, keys, values, sharding)
             x = x + attended
@@ -101,11 +111,11 @@ class Layer(nnx.Module):
 
 
 def _traced_once() -> Callable:
-    """A function that calls a split layer, and is traced once for all layers of one shape.
+    """A function that calls a layer, given as graph definition and weights. All layers of one shape share one trace.
 
-    Otherwise JAX would trace each of them, which takes a small model longer than loading its weights. XLA inlines the
-    calls, so the compiled program stays the same. The function serves one call of the model only: the trace depends on
-    the mesh and the environment too, not on the arguments alone.
+    Without it JAX would trace every layer, which takes longer than loading the weights of a small model. XLA inlines
+    the calls, so the compiled program is the same. Each call of the model makes a new function, because the trace
+    depends not only on the arguments but also on the mesh and the environment.
     """
 
     def call(graphdef, weights, x, block, keys, values, sharding, run):
@@ -118,9 +128,9 @@ class Llama(nnx.Module):
     """A Llama-family decoder.
 
     Args:
-      config: its shape.
-      rngs: initialises the weights at random (tests, training); converted weights replace them.
-      dtype: of the weights, the activations and the cache.
+      config: the model's shape.
+      rngs: draws random weights, for tests and training. Converted weights replace them.
+      dtype: the dtype of the weights, the activations and the cache.
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
@@ -147,17 +157,18 @@ class Llama(nnx.Module):
         """Runs a block of tokens on top of each row's cached prefix.
 
         Args:
-          tokens: i32[B, T]; None with ``embedded``.
-          cache: the T new entries are written from each row's length on; ``lengths + T <= capacity`` is the
-            caller's to guarantee.
-          positions: i32[B, T] rotary positions; by default they follow the row's length.
-          mask: bool[B, T, S], which cache slots each token sees; by default those at or before its own slot.
-          with_logits: False skips the output head.
-          run: for each layer, whether its attention and its MLP take part (static); all do by default.
-          taps: after how many layers to return the hidden states as well (static); 0 is the embedding.
-          embedded: [B, T, H], what the first layer gets in place of tokens' embeddings.
-          whole: on a mesh, gives an array to every device in full. Left to itself the partitioner would keep hidden
-            states in parts, which doubles the messages, and logits too, over which each pass of a filter would talk.
+          tokens: i32[B, T]; None if ``embedded`` is given.
+          cache: the T new entries are written from each row's length on. The caller guarantees
+            ``lengths + T <= capacity``.
+          positions: i32[B, T] rotary positions; None: the row's length, and on from there.
+          mask: bool[B, T, S], the cache slots that each token sees; None: every slot up to the token's own.
+          with_logits: False skips the output head, and the logits are [B, T, 0].
+          run: for each layer, whether its attention and whether its MLP take part (static); None: all do.
+          taps: numbers of layers after which the hidden states are returned too (static); 0 is the embedding.
+          embedded: [B, T, H], the first layer's input in place of the tokens' embeddings.
+          whole: on a mesh, gives every device the whole of an array. Without it the partitioner would keep hidden
+            states in parts, which doubles the messages between devices. The logits would be in parts too, and each
+            pass of a sampling filter would then send messages.
         """
         x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
         x = whole(x)  # [B, T, H]
@@ -184,10 +195,10 @@ class Llama(nnx.Module):
 
 
 def structure(config: LlamaConfig) -> tuple[nnx.GraphDef, dict]:
-    """The module's graph definition and its parameter tree as shapes: nested dicts, list indices as strings."""
+    """The module's graph definition, and its parameter tree with shapes as leaves. Keys are strings, also of lists."""
     return modules.structure(Llama, config)
 
 
 def merge(config: LlamaConfig, params: dict) -> Llama:
-    """The module over a plain parameter tree; call it inside ``jit``, where building it costs nothing at run time."""
+    """The module with the weights of a parameter tree. Inside ``jit`` the call costs nothing at run time."""
     return modules.merge(Llama, config, params)

@@ -14,19 +14,24 @@ from specjax.models.config import LlamaConfig
 from specjax.models.model import Output
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a model equals itself alone: arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # a model equals only itself: == of arrays gives no single answer
 class LM:
     """A Llama-family model.
 
-    A pytree: ``params`` are its leaves and ``config`` is static, so two models of one shape share compiled programs.
-    The tokenizer stays on the host: it is dropped where the model enters ``jit``.
+    The model is a pytree. ``params`` holds the leaves, all else is static, so two models of one shape share compiled
+    programs. The tokenizer stays on the host: it is dropped where the model enters ``jit``.
     """
 
+    # Shape and constants.
     config: LlamaConfig
-    params: dict  # nested dict of [out, in] arrays (or Quantized): see specjax.models.llama.structure
-    tokenizer: Any | None = None  # specjax.tokenizer.Tokenizer
-    kv_dtype: str | None = None  # "int8": how keys and values are stored; None: as they are computed
-    cache_sharding: NamedSharding | None = None  # of keys and values, for a model on a mesh (specjax.parallel)
+    # The weights: nested dicts of [out, in] arrays or Quantized, as specjax.models.llama.structure describes them.
+    params: dict
+    # A specjax.text.tokenizer.Tokenizer. None: the model has no tokenizer, so prompts are token ids.
+    tokenizer: Any | None = None
+    # The type in which keys and values are stored: "int8". None: the dtype in which they are computed.
+    kv_dtype: str | None = None
+    # How keys and values lie on the model's mesh (specjax.parallel). None: the model is on one device.
+    cache_sharding: NamedSharding | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -45,26 +50,26 @@ class LM:
 
     @property
     def num_layers(self) -> int:
-        """Layers, and so the highest number that ``taps`` may name."""
+        """The number of layers, which is also the highest number that ``taps`` may name."""
         return self.config.num_hidden_layers
 
     @property
     def dtype(self):
-        """Of activations, of the cache unless ``kv_dtype`` says otherwise, and of every weight that isn't quantised."""
+        """The dtype of activations, of weights that aren't quantised, and of the cache if ``kv_dtype`` is None."""
         return self.params["norm"]["weight"].dtype
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices of a model that lives on several."""
+        """The mesh of a model that lives on several devices; None: the model is on one device."""
         return None if self.cache_sharding is None else cast(Mesh, self.cache_sharding.mesh)
 
     @property
     def in_parts(self) -> bool:
-        """Whether no device holds the whole model."""
+        """Whether the weights are cut, so that no device holds all of them."""
         return self.cache_sharding is not None and bool(self.cache_sharding.spec)
 
     def __repr__(self) -> str:
-        """Its shape, size and storage in two lines."""
+        """The model's shape, size and storage in two lines."""
         c, leaves = self.config, jax.tree.leaves(self.params, is_leaf=quantized.is_quantized)
         count = sum(math.prod(leaf.shape) for leaf in leaves)
         weights = quantized.kind_of(self.params) or self.dtype
@@ -86,43 +91,46 @@ class LM:
         taps: tuple[int, ...] = (),
         embedded: jax.Array | None = None,
     ) -> Output:
-        """One block of tokens on top of the cached prefixes; arguments as of :class:`specjax.models.llama.Llama`."""
+        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.llama.Llama.__call__`."""
         module = llama.merge(self.config, self.params)
         return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
-        """An array in full on every device of the mesh, if there is one."""
+        """The array, whole on every device of the mesh. On a model of one device, the array as it is."""
         return x if self.mesh is None else lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec()))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
+        """The embeddings of tokens i32[...], as the first layer reads them. -> [..., H]."""
         table = self.params["embed"]
         if not self.in_parts:
             return quantized.dequantize(table[tokens], self.dtype)
-        own = cast(NamedSharding, self.cache_sharding)
-        # Left to the partitioner a draft loop would fetch the whole table, and products on its rows would be cut.
-        columns = PartitionSpec(None, own.spec[1])
+        sharding = cast(NamedSharding, self.cache_sharding)
+        # The partitioner would fetch the whole table in a draft loop, and cut the products that read its rows.
+        columns = PartitionSpec(None, sharding.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
         return self._whole(jax.shard_map(
             lambda table, tokens: quantized.dequantize(table[tokens], self.dtype),
-            mesh=own.mesh,
+            mesh=sharding.mesh,
             in_specs=(cut, PartitionSpec()),
-            out_specs=PartitionSpec(*(None,) * tokens.ndim, own.spec[1]),
+            out_specs=PartitionSpec(*(None,) * tokens.ndim, sharding.spec[1]),
         )(table, tokens))  # fmt: skip
 
     def head_table(self) -> jax.Array:
-        """The output head's rows, [V, H]; the embedding's where they are tied."""
+        """The rows of the output head, [V, H]. With tied embeddings they are the rows of the embedding."""
         table = self.params["embed" if self.config.tie_word_embeddings else "lm_head"]
         return quantized.dequantize(table, self.dtype)
 
     def quantize(self, kind: str) -> "LM":
-        """This model with its matrices in eight bits, made where they are, one at a time; this one stays as it is.
+        """A copy of this model with its matrices in eight bits. This model stays as it is.
+
+        Matrices are quantised one at a time, on their devices. ``specjax.load(..., quantize=kind)`` needs less memory,
+        because it never holds the whole unquantised model.
 
         Args:
-          kind: "int8" or "fp8", as of :func:`specjax.checkpoints.load`, which never holds the unquantised model.
+          kind: "int8" or "fp8"; see :func:`specjax.load`.
 
         Raises:
-          ValueError: unknown kind, or quantised already.
+          ValueError: the kind is unknown, or the model is quantised already.
         """
         quantized.check_kind("kind", kind, tuple(quantized.KINDS))
         if before := quantized.kind_of(self.params):

@@ -1,4 +1,4 @@
-"""What decoding needs of a model. A family of models is a class that has these."""
+"""The interface of a model: all that decoding needs. Each family of models is one class that has these members."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,28 +9,32 @@ from specjax.models.cache import KVCache
 
 
 class Output(NamedTuple):
-    """What one call of the model returns."""
+    """The result of one call of the model."""
 
-    logits: jax.Array  # f32[B, T, V]; V = 0 when not asked for
-    hidden: jax.Array  # [B, T, H], after the last norm
-    cache: KVCache  # T entries written past each row's length; the lengths are as they were
-    taps: dict[int, jax.Array]  # [B, T, H] after so many layers, before any norm; those that were asked for
+    # f32[B, T, V] The logits after each token. V is 0 if they were not asked for.
+    logits: jax.Array
+    # [B, T, H] The hidden states after the last norm.
+    hidden: jax.Array
+    # The cache with T new entries past each row's length. The lengths are unchanged.
+    cache: KVCache
+    # [B, T, H] The hidden states after each number of layers that was asked for, before any norm. 0 is the embedding.
+    taps: dict[int, jax.Array]
 
 
 class Model(Protocol):
-    """A language model with its weights: a pytree whose leaves are the weights, so that it may be an argument of jit.
+    """A language model with its weights. It is a pytree whose leaves are the weights, so jit takes it as an argument.
 
-    :class:`specjax.models.lm.LM` is the one that specjax has; docs/add-a-model.md says how to write another.
+    specjax has one such class, :class:`specjax.models.lm.LM`. docs/add-a-model.md says how to write another.
     """
 
     @property
     def config(self) -> Any:
-        """The family's own configuration; static."""
+        """The configuration of this family of models; static."""
         ...
 
     @property
     def tokenizer(self) -> Any | None:
-        """A ``specjax.text.tokenizer.Tokenizer``; dropped where the model enters jit."""
+        """A ``specjax.text.tokenizer.Tokenizer``. It is dropped where the model enters jit. None: no tokenizer."""
         ...
 
     @property
@@ -50,22 +54,22 @@ class Model(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers, and so the highest number that ``taps`` may name."""
+        """The number of layers, which is also the highest number that ``taps`` may name."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """The type of the hidden states."""
+        """The dtype of the hidden states."""
         ...
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices of a model that lives on several; None: one device."""
+        """The mesh of a model that lives on several devices; None: the model is on one device."""
         ...
 
     @property
     def in_parts(self) -> bool:
-        """Whether no device holds the whole model."""
+        """Whether the weights are cut, so that no device holds all of them."""
         ...
 
     def alloc_cache(self, batch: int, capacity: int) -> KVCache:
@@ -83,13 +87,13 @@ class Model(Protocol):
         taps: tuple[int, ...] = (),
         embedded: jax.Array | None = None,
     ) -> Output:
-        """Runs a block of tokens on top of each row's cached prefix, as :meth:`specjax.models.llama.Llama.__call__`."""
+        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.llama.Llama.__call__`."""
         ...
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Embeddings of tokens i32[...], as the first layer gets them. -> [..., H]."""
+        """The embeddings of tokens i32[...], as the first layer reads them. -> [..., H]."""
         ...
 
     def head_table(self) -> jax.Array:
-        """The output head's rows, [V, H]."""
+        """The rows of the output head, [V, H]."""
         ...

@@ -1,4 +1,4 @@
-"""Modules over plain parameter trees: what ``jax.jit`` sees is a nested dict of arrays, merged into a module inside."""
+"""Modules with plain parameter trees. jit gets a nested dict of arrays, and makes a module of the dict inside."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,20 +13,26 @@ from specjax.decode import random
 
 
 class Config:
-    """What configurations of trained modules share: a JSON-ready dict and back. For frozen dataclasses."""
+    """Base of the configurations of trained modules, which are frozen dataclasses: to a dict and back."""
 
     def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; :meth:`from_dict` is its inverse."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`."""
         return cls(**data)
 
 
 @lru_cache(maxsize=64)
 def structure(cls: type, config: Any) -> tuple[nnx.GraphDef, dict]:
-    """``cls(config)`` as a graph definition, and its parameters as shapes: nested dicts, list indices as strings."""
-    # Shapes don't depend on keys. nnx.Rngs counts its draws, which under a trace takes time quadratic in the layers.
+    """The graph definition of ``cls(config)``, and its parameter tree with shapes as leaves.
+
+    The tree is nested dicts with strings as keys; the keys of a list are its indices, as strings.
+    """
+    # One key serves all draws, because shapes don't depend on keys. nnx.Rngs would count its draws, and under a trace
+    # the counting takes time quadratic in the number of layers.
     one_key = SimpleNamespace(params=partial(jax.random.key, 0))
     abstract = nnx.eval_shape(lambda: cls(config, rngs=one_key))
     graphdef, state = nnx.split(abstract)
@@ -34,17 +40,17 @@ def structure(cls: type, config: Any) -> tuple[nnx.GraphDef, dict]:
 
 
 def merge(cls: type, config: Any, params: dict) -> Any:
-    """The module over a parameter tree; call it inside ``jit``, where building it costs nothing at run time."""
+    """The module with the weights of a parameter tree. Inside ``jit`` the call costs nothing at run time."""
     return nnx.merge(structure(cls, config)[0], _int_keys(params))
 
 
 def init(cls: type, config: Any, seed: int) -> dict:
-    """A parameter tree with the module's own random float32 weights."""
+    """The parameter tree of a new module: float32 weights, drawn at random as the module says."""
     return _string_keys(nnx.to_pure_dict(nnx.state(cls(config, rngs=nnx.Rngs(random.key(seed))))))
 
 
 def _string_keys(tree):
-    # JSON and orbax know only string keys, so the stored tree has no others.
+    # JSON and orbax allow only strings as keys, so the parameter tree has only strings.
     return {str(k): _string_keys(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 

@@ -1,9 +1,10 @@
-"""Tensor parallelism: one model over the devices of a one-axis mesh, the loop and the drafters as they are.
+"""Tensor parallelism: one model over the devices of a one-axis mesh. The loop and the drafters don't change.
 
-Megatron's split (Shoeybi et al. 2019, section 3): query/key/value and gate/up products are cut by output, attention
-and MLP outputs by input, so a layer sums across devices twice. Weights say how they are cut, and XLA's
-partitioner does the rest but for looking embeddings up (``LM.embed``) and the attention kernel (``attention.attend``).
-Each device holds its kv heads' cache, and everything outside the target is held by all devices alike.
+Weights are cut as in Megatron (Shoeybi et al. 2019, section 3). The query/key/value and gate/up products are cut by
+output. The output products of attention and MLP are cut by input, so each layer sums across devices twice. Each weight
+has a sharding that says how it is cut. XLA's partitioner does the rest, with two exceptions: the lookup of embeddings
+(``LM.embed``) and the attention kernel (``attention.attend``). Each device holds the cache of its own kv heads.
+Everything outside the target is held whole by every device.
 """
 
 import dataclasses
@@ -20,10 +21,10 @@ from specjax.models.lm import LM
 
 
 def mesh(count: int | None = None) -> Mesh:
-    """The first ``count`` devices, or all, in a row.
+    """A mesh of the first ``count`` devices, on one axis. None: all devices.
 
     Raises:
-      ValueError: fewer are there.
+      ValueError: there are fewer devices.
     """
     devices = jax.devices()
     count = len(devices) if count is None else count
@@ -33,11 +34,11 @@ def mesh(count: int | None = None) -> Mesh:
 
 
 def check(config: LlamaConfig, mesh: Mesh) -> None:
-    """Raises ValueError unless the mesh has one axis and all that is cut can be cut evenly over it."""
+    """Raises ValueError unless the mesh has one axis and every size that is cut is a multiple of its devices."""
     if len(mesh.axis_names) != 1:
-        raise ValueError(f"the mesh has axes {dict(mesh.shape)}, expected one: specjax.parallel.mesh(count) makes it")
-    if mesh.axis_types != (AxisType.Auto,):  # jax.make_mesh gives Explicit axes unless told
-        raise ValueError(f"the mesh's axis is {mesh.axis_types[0]}, expected Auto: specjax.parallel.mesh(count) has it")
+        raise ValueError(f"the mesh has axes {dict(mesh.shape)}, expected one; use specjax.parallel.mesh(count)")
+    if mesh.axis_types != (AxisType.Auto,):  # jax.make_mesh makes Explicit axes by default
+        raise ValueError(f"the mesh's axis is {mesh.axis_types[0]}, expected Auto; use specjax.parallel.mesh(count)")
     parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
     parts += [] if config.tie_word_embeddings else ["vocab_size"]
     uneven = [f"{name} = {getattr(config, name)}" for name in parts if getattr(config, name) % mesh.size]
@@ -46,11 +47,11 @@ def check(config: LlamaConfig, mesh: Mesh) -> None:
 
 
 def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
-    """How the leaf at ``path`` of the parameter tree is cut, as an unquantised array."""
-    if path[0] == "embed":  # not by vocabulary: XLA fetches the whole of such a table to look one token up
+    """How the leaf at ``path`` of the parameter tree is cut over the mesh's ``axis``, as an unquantised array."""
+    if path[0] == "embed":  # not cut by vocabulary, because XLA would then fetch the whole table to look up one token
         return PartitionSpec(None, axis)  # [V, H]
     if path[0] == "lm_head" or "qkv" in path:
-        return PartitionSpec(axis)  # [V, H] by token; [kv_heads, width(, H)] by kv head
+        return PartitionSpec(axis)  # [V, H] is cut by token; [kv_heads, width(, H)] by kv head
     if "gate_up" in path:
         return PartitionSpec(None, axis)  # [2, F(, H)]
     if path[-1] == "weight" and path[-2] in ("o", "down"):
@@ -59,21 +60,27 @@ def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
 
 
 def sharding(path: tuple[str, ...], leaf: Any, mesh: Mesh) -> Any:
-    """Where the leaf at ``path`` goes: a NamedSharding, or a Quantized of two as the leaf is."""
+    """The sharding of the leaf at ``path``: a NamedSharding, or for a Quantized leaf a Quantized of two."""
     cut = spec(path, mesh.axis_names[0])
-    return jax.tree.map(lambda x: NamedSharding(mesh, PartitionSpec(*cut[: x.ndim])), leaf)  # scales lack the last axis
+    # Scales have one axis less than codes: the last.
+    return jax.tree.map(lambda x: NamedSharding(mesh, PartitionSpec(*cut[: x.ndim])), leaf)
 
 
 def cache_sharding(mesh: Mesh | None) -> NamedSharding | None:
-    """Of a cut model's keys and values [B, kv_heads, S, head_dim]."""
+    """The sharding of a cut model's keys and values [B, kv_heads, S, head_dim]: by kv head. None for no mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))
 
 
 def placement(config: LlamaConfig, mesh: Mesh | None = None, quantize: str | None = None) -> Callable:
-    """The function (path, host array) -> leaf where it stays: each device gets its own part, and never more.
+    """A function (path, host array) -> leaf that puts each weight on its devices. A device gets only its own part.
+
+    Args:
+      config: the model's shape.
+      mesh: the devices that share the model; None: the default device.
+      quantize: "int8" or "fp8" quantises matrices on their devices; None: nothing is quantised.
 
     Raises:
-      ValueError: as :func:`check`, at once.
+      ValueError: as :func:`check`, before any weight is placed.
     """
     if mesh is not None:
         check(config, mesh)
@@ -85,25 +92,26 @@ def placement(config: LlamaConfig, mesh: Mesh | None = None, quantize: str | Non
         leaf = put(path, leaf)
         if quantize is not None and quantized.is_matrix(config, path):
             leaf = put(path, quantized.quantize(leaf, quantize))
-        return jax.block_until_ready(leaf)  # else the next tensor is read while this one's original is still held
+        # Without the wait, the next tensor would be read while this one's original is still held.
+        return jax.block_until_ready(leaf)
 
     return place
 
 
 def shard(lm: LM, mesh: Mesh) -> LM:
-    """A loaded model cut over the mesh: every device holds 1 / mesh.size of each matrix and of the cache's heads.
+    """The loaded model, cut over the mesh. Each device holds 1 / mesh.size of each matrix and of the cache's heads.
 
-    ``specjax.load(name, mesh=mesh)`` does the same without holding the model on one device first.
+    ``specjax.load(name, mesh=mesh)`` does the same without first holding the whole model on one device.
 
     Raises:
-      ValueError: the mesh doesn't suit the model's shape; the message has the numbers.
+      ValueError: the mesh doesn't suit the model's shape. The message has the numbers.
     """
     params = quantized.map_with_path(placement(lm.config, mesh), lm.params)
     return dataclasses.replace(lm, params=params, cache_sharding=cache_sharding(mesh))
 
 
 def replicate(lm: LM, mesh: Mesh | None) -> LM:
-    """The whole model on every device of the mesh: for a draft model beside a target that is cut, or (None) isn't."""
+    """The whole model on every device of the mesh, for a draft model beside a cut target. None: the model as it is."""
     if mesh is None:
         return lm
     whole = NamedSharding(mesh, PartitionSpec())

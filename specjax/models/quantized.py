@@ -1,8 +1,8 @@
-"""Arrays stored in eight bits with one float32 scale a row: symmetric, so a value is its code times its row's scale.
+"""Arrays stored in eight bits, with one float32 scale per row. A value is its code times its row's scale.
 
-For weights [*out, in] a row is an output channel, whose scale can wait until the channel's sum is done; for cached
-keys and values a row is one head's vector of one token. Only storage changes: products are computed in the
-activations' dtype with float32 accumulation, as for unquantised weights.
+In weights [*out, in] a row is an output channel, and the scale is applied after the channel's sum. In cached keys and
+values a row is the vector of one head and one token. Only storage changes: products are computed in the activations'
+dtype with float32 accumulation, as for unquantised weights.
 """
 
 import dataclasses
@@ -15,20 +15,21 @@ import jax.numpy as jnp
 
 from specjax.models.config import LlamaConfig
 
-# Code dtype and the largest code in use: int8 leaves -128 out, which keeps it symmetric.
+# Kind -> (dtype of the codes, largest code in use). int8 doesn't use -128, so the codes are symmetric about 0.
 KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """Codes and scales; indexing takes rows of both."""
+    """Codes and scales. An index takes rows of both."""
 
-    values: jax.Array  # int8 or float8_e4m3fn [*rows, n]
-    scale: jax.Array  # f32[*rows]
+    values: jax.Array  # int8 or float8_e4m3fn [*rows, n], the codes
+    scale: jax.Array  # f32[*rows], the scale of each row
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the codes."""
         return self.values.shape
 
     def __getitem__(self, index) -> "Quantized":
@@ -37,7 +38,7 @@ class Quantized:
 
 @partial(jax.jit, static_argnames="kind")
 def quantize(x: jax.Array, kind: str) -> Quantized:
-    """x[*rows, n] rounded to the nearest code; a row's largest magnitude gets the largest code.
+    """x[*rows, n], rounded to the nearest codes. The largest magnitude of a row gets the largest code.
 
     The error is at most scale / 2 for int8, and max(abs(x) / 16, scale / 1024) for fp8. The scale of a row that holds
     NaN is NaN.
@@ -51,23 +52,23 @@ def quantize(x: jax.Array, kind: str) -> Quantized:
 
 
 def dequantize(x: jax.Array | Quantized, dtype=jnp.float32) -> jax.Array:
-    """What the codes stand for; an ordinary array is only cast."""
+    """The values that the codes stand for, as ``dtype``. An ordinary array is only cast."""
     if isinstance(x, Quantized):
         return (x.values.astype(jnp.float32) * x.scale[..., None]).astype(dtype)
     return x.astype(dtype)
 
 
-def check_kind(what: str, kind: Any, allowed: tuple = (*KINDS, None)) -> None:
-    """Raises ValueError unless ``kind`` is one of ``allowed``."""
+def check_kind(name: str, kind: Any, allowed: tuple = (*KINDS, None)) -> None:
+    """Raises ValueError unless ``kind``, the value of the argument ``name``, is one of ``allowed``."""
     if kind not in allowed:
-        raise ValueError(f"{what} must be {' or '.join(map(repr, allowed))}, got {kind!r}")
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {kind!r}")
 
 
 def is_matrix(config: LlamaConfig, path: tuple[str, ...]) -> bool:
-    """Whether the leaf at ``path`` is a factor of a product, and so quantised where the model is.
+    """Whether the leaf at ``path`` is a matrix that every step reads whole. A quantised model stores these as codes.
 
-    Every such matrix is read whole at each step. An embedding table is one only if it is the output head too; else a
-    step reads a row a token from it, and it stays as it is. Norms and biases always do.
+    An embedding table counts only if it is also the output head. Otherwise a step reads one row per token from it, and
+    it is not quantised. Norms and biases are never quantised.
     """
     if path == ("embed",):
         return config.tie_word_embeddings
@@ -75,7 +76,7 @@ def is_matrix(config: LlamaConfig, path: tuple[str, ...]) -> bool:
 
 
 def map_with_path(function: Callable, tree: dict) -> dict:
-    """``function(path, leaf)`` of every leaf of a parameter tree; a quantised leaf is one leaf."""
+    """The tree with ``function(path, leaf)`` in place of each leaf. A Quantized counts as one leaf."""
 
     def visit(keys, leaf):
         return function(tuple(key.key for key in keys), leaf)
@@ -84,10 +85,11 @@ def map_with_path(function: Callable, tree: dict) -> dict:
 
 
 def kind_of(params: dict) -> str | None:
-    """How a parameter tree is quantised."""
+    """The kind in which a parameter tree is quantised: "int8" or "fp8"; None: it is not quantised."""
     codes = {x.values.dtype for x in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(x)}
     return next((kind for kind, (dtype, _) in KINDS.items() if jnp.dtype(dtype) in codes), None)
 
 
 def is_quantized(x: Any) -> bool:
+    """Whether a leaf of a parameter tree is quantised."""
     return isinstance(x, Quantized)

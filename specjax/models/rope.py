@@ -1,7 +1,7 @@
-"""Rotary position embeddings: inverse frequencies per scaling rule, and the rotation itself.
+"""Rotary position embeddings: the frequencies under each scaling rule, and the rotation itself.
 
 Sources: RoFormer (Su et al. 2021); position interpolation (Chen et al. 2023) for ``linear``; the Llama 3.1 release
-for ``llama3``; YaRN (Peng et al. 2023), section 3.2 and 3.4, for ``yarn``.
+for ``llama3``; YaRN (Peng et al. 2023), sections 3.2 and 3.4, for ``yarn``.
 """
 
 import math
@@ -14,7 +14,10 @@ from specjax.models.config import LlamaConfig, RopeScaling
 
 
 def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:
-    """f32[head_dim / 2] angle per position of each rotated pair, and the factor on cos and sin (1 but for YaRN)."""
+    """The angle per position of each rotated pair, f32[head_dim / 2], and the factor on cos and sin.
+
+    The factor is 1 except under YaRN.
+    """
     dim, scaling = config.head_dim, config.rope_scaling
     inv_freq = 1.0 / config.rope_theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
     factor = 1.0
@@ -31,7 +34,10 @@ def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:
 
 
 def _llama3(inv_freq: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """Long wavelengths are divided by the factor, short ones kept, those between blended linearly in 1/wavelength."""
+    """Frequencies of long wavelengths are divided by the factor. Frequencies of short wavelengths are kept.
+
+    Frequencies in between are blended, linearly in 1 / wavelength.
+    """
     wavelength = 2 * math.pi / inv_freq
     turns = s.original_max_position_embeddings / wavelength
     keep = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
@@ -39,7 +45,7 @@ def _llama3(inv_freq: np.ndarray, s: RopeScaling) -> np.ndarray:
 
 
 def _yarn(inv_freq: np.ndarray, s: RopeScaling, dim: int, theta: float) -> tuple[np.ndarray, float]:
-    """NTK-by-parts interpolation plus the attention temperature folded into cos and sin."""
+    """NTK-by-parts interpolation, and the factor on cos and sin that sets the attention temperature."""
 
     def dimension_of(turns: float) -> float:
         return dim * math.log(s.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -62,7 +68,7 @@ def _yarn(inv_freq: np.ndarray, s: RopeScaling, dim: int, theta: float) -> tuple
 
 
 def cos_sin(config: LlamaConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, f32[B, T, head_dim], of i32[B, T] positions; both halves of a head hold the same angles."""
+    """cos and sin of positions i32[B, T], each f32[B, T, head_dim]. Both halves of a head hold the same angles."""
     inv_freq, factor = inverse_frequencies(config)
     angles = positions[..., None].astype(jnp.float32) * inv_freq.astype(np.float32)[None, None]  # [B, T, D/2]
     angles = jnp.concatenate([angles, angles], axis=-1)  # [B, T, D]
@@ -70,7 +76,7 @@ def cos_sin(config: LlamaConfig, positions: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates x[B, T, ..., D] by cos, sin[B, T, D] in float32 (halves layout: pair i is (x_i, x_{i + D/2}))."""
+    """x[B, T, ..., D], rotated in float32 by cos and sin [B, T, D]. Pair i of a head is (x_i, x_{i + D/2})."""
     extra = tuple(range(2, x.ndim - 1))
     cos, sin = jnp.expand_dims(cos, extra), jnp.expand_dims(sin, extra)
     xf = x.astype(jnp.float32)

@@ -1,33 +1,35 @@
-"""What was measured to be fast on which hardware: every such threshold of the package, in one place."""
+"""Thresholds that were measured on hardware: all of the package are in this file."""
 
 from typing import Any
 
 import jax
 
-# Queries of one kv head, beyond which XLA's attention is as fast as the hand-written kernel (measured on an H100).
+# The most queries of one kv head for which the hand-written attention kernel runs. With more queries, XLA's attention
+# is as fast (measured on an H100).
 MOST_KERNEL_QUERIES = 32
-# Programs of the attention kernel that share the GPU: two for each multiprocessor of a card with 132 of them.
+# The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
+# card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
-# Hidden size from which a call of two tokens takes a GPU no longer than a call of one (docs/performance.md): 2048 to
-# 4096 gain, 576 and 960 lose.
+# The hidden size from which a GPU runs two tokens as fast as one (docs/performance.md). Sizes from 2048 to 4096 gain,
+# sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048
 
 
 def least_tokens(lm: Any, batch: int) -> int:
-    """Tokens that a call of the model feeds each row at least.
+    """The least number of tokens per row for a call of the model: 1 or 2.
 
-    Where matrices are large, XLA's products on a GPU take longer for a single row than for two. The second, unused
-    token is written past the row's length; the capacity leaves room for it.
+    If matrices are large, XLA's products on a GPU take longer for a single token than for two. The second, unused token
+    is written past the row's length, and the capacity leaves room for it.
     """
     large = lm.hidden_size >= TWO_TOKENS_FROM
     return 2 if large and batch == 1 and not lm.in_parts and jax.default_backend() == "gpu" else 1
 
 
 def prefill_chunk(asked: int | None = None, longest: int | None = None) -> int:
-    """Tokens that a prefill call reads: ``asked``, or what suits the machine.
+    """How many tokens of each prompt a prefill call reads: ``asked``, or else a number that suits the machine.
 
-    A CPU is bound by arithmetic early and pays for padding; a GPU wants large products. On a GPU the chunk is at most
-    the power of two that holds the ``longest`` prompt.
+    On a CPU arithmetic is soon the limit, so padding costs time and chunks are small. A GPU needs large products. There
+    the chunk is at most the power of two that holds the ``longest`` prompt.
     """
     if asked is not None:
         return asked

@@ -1,7 +1,7 @@
 """Conversations to text, by the Jinja template that comes with a model.
 
-Templates come from strangers, so they run in Jinja's sandbox and see plain JSON data alone. transformers' renderer is
-not used because its clock can't be set: a template that asks for the date would make a seed's text depend on the day.
+Templates come from strangers, so they run in Jinja's sandbox and see only plain JSON data. transformers' renderer is
+not used, because its clock can't be set: if a template asks for the date, the text of a seed would depend on the day.
 """
 
 import datetime
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a prompt is a list of messages."""
+    """Whether a prompt is a conversation: a list with at least one message in it."""
     return isinstance(value, list | tuple) and bool(value) and any(isinstance(part, Mapping) for part in value)
 
 
@@ -28,17 +28,17 @@ def render(template: str, variables: Mapping[str, Any], date: str | None = None)
 
     Args:
       template: Jinja source.
-      variables: of the template, as plain data: "messages", "tools", "bos_token" and so on.
-      date: what ``strftime_now`` reads as the present, in ISO format; None: today, at midnight.
+      variables: the template's variables, as plain data: "messages", "tools", "bos_token" and so on.
+      date: the present date, in ISO format, that the template's ``strftime_now`` reads; None: today, at midnight.
 
     Raises:
-      ValueError: the template fails or refuses its input, or the date is none.
+      ValueError: the template fails or refuses its input, or the date is not in ISO format.
     """
     now = moment(datetime.date.today().isoformat() if date is None else date)
     try:
         compiled = _compiled(template)
         return compiled.render(**{**variables, "strftime_now": lambda format: now.strftime(format)})
-    except Exception as e:  # whatever a template raises, it is about its input
+    except Exception as e:  # every error that a template raises is about its input
         raise ValueError(f"the chat template can't render these messages: {e}") from e
 
 
@@ -51,10 +51,12 @@ def moment(date: Any) -> datetime.datetime:
 
 
 def plain_messages(messages: str | Sequence[Message]) -> list[dict]:
-    """The messages as plain data. Keys whose value is None are left out, as in transformers: templates print "None".
+    """The messages as plain data. A string becomes one user message.
+
+    Keys whose value is None are left out, as in transformers, because templates would print "None".
 
     Raises:
-      ValueError: not a string nor a list of {"role": ..., "content": ...}.
+      ValueError: the messages are neither a string nor a list of {"role": ..., "content": ...}.
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -66,10 +68,10 @@ def plain_messages(messages: str | Sequence[Message]) -> list[dict]:
 
 
 def plain_tools(tools: Any) -> list[dict] | None:
-    """Tools as JSON schemas; a Python function with type hints and a docstring is described by transformers.
+    """Tools as JSON schemas. For a Python function, transformers makes the schema of type hints and docstring.
 
     Raises:
-      ValueError: not a list of functions or JSON schemas.
+      ValueError: the tools are not a list of functions or JSON schemas.
     """
     if tools is None:
         return None
@@ -83,16 +85,19 @@ def _schema(function: Any) -> dict:
 
     try:
         return get_json_schema(function)
-    except Exception as e:  # of its own kinds
+    except Exception as e:  # transformers raises exceptions of its own classes
         raise ValueError(f"tools: {function!r} can't be described by a JSON schema: {e}") from e
 
 
-def plain(value: Any, what: str) -> Any:
-    """A copy of JSON data, without methods that a template could call. Raises ValueError for other data."""
+def plain(value: Any, name: str) -> Any:
+    """A copy of JSON data: a template can call none of the original's methods. Raises ValueError for other data.
+
+    ``name`` is what the error calls the data.
+    """
     try:
         return json.loads(json.dumps(value, default=dict))
     except (TypeError, ValueError, RecursionError) as e:
-        raise ValueError(f"{what} must be plain JSON data (strings, numbers, lists, dicts), got {value!r:.200}") from e
+        raise ValueError(f"{name} must be plain JSON data (strings, numbers, lists, dicts), got {value!r:.200}") from e
 
 
 @functools.lru_cache(maxsize=16)
@@ -106,7 +111,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what a model says, for training; here its body is all that counts."""
+    """``{% generation %}`` marks the model's own words, for training. Here only the body of the block is rendered."""
 
     tags = {"generation"}
 
@@ -116,7 +121,7 @@ class _Generation(Extension):
 
 
 def _tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """As transformers has it; Jinja's own escapes HTML."""
+    """The filter ``tojson`` as in transformers. Jinja's own filter escapes HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,9 +1,16 @@
 """Control strings in a user's text: ``<|im_end|>`` in a message must be text, not the token that ends a turn.
 
-A noncharacter is put after the first character of each control string in what the user wrote, before the template
-sees it. The template may trim, cut, split, join or recase the text. Afterwards the text is broken where such a mark
-stands inside a control string, and the parts are encoded one by one, so no tokenizer can find the string.
-transformers' ``sanitize_control_tokens`` works likewise, with marks around the string.
+Before the template sees the user's text, ``mark`` puts a mark after the first character of each control string. The
+mark is a Unicode noncharacter. The template may then trim, cut, split, join or recase the text. Afterwards ``parts``
+breaks the rendered text wherever a mark stands inside a control string, and removes all marks. The parts are encoded
+one by one, so no tokenizer can find the control string.
+
+    the user's text     a<|im_end|>b
+    after ``mark``      a<*|im_end|>b                         * is the mark
+    rendered            <|im_start|>user a<*|im_end|>b        the template's own control string has no mark
+    after ``parts``     "<|im_start|>user a<", "|im_end|>b"
+
+transformers' ``sanitize_control_tokens`` works alike, with marks around the control string.
 """
 
 import re
@@ -11,23 +18,24 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-MARK = "\ufdd0"  # Unicode keeps it for a program's own use; it never stands in text
+MARK = "\ufdd0"  # Unicode reserves this noncharacter for a program's own use, so text never contains it
 
 
 class Control:
-    """The control strings of one tokenizer. Strings of a single character can't be told from that character."""
+    """The control strings of one tokenizer. Strings of one character are left out: a mark can't stand in them."""
 
     def __init__(self, strings: Iterable[str]):
         self.strings = sorted({s for s in strings if len(s) > 1 and not s.isspace()}, key=len, reverse=True)
-        one = "|".join(map(re.escape, self.strings)) or "(?!)"  # which never matches
+        one = "|".join(map(re.escape, self.strings)) or "(?!)"  # "(?!)" never matches
         self._here = re.compile(f"(?=({one}))")
         self._first = re.compile(f"(?=(?:{one})).", re.IGNORECASE | re.DOTALL)  # templates may change the case
         self._begun = {s[:i].lower() for s in self.strings for i in range(1, len(s))}
 
     def mark(self, value: Any) -> Any:
-        """A string, or all strings in lists and dicts, with marks where control strings begin.
+        """A string, or all strings in lists and dicts, with a mark after the first character of each control string.
 
-        A string that ends inside of one is marked at its end, since templates join strings.
+        A string that ends with the beginning of a control string is marked at its end too, because templates join
+        strings.
         """
         if isinstance(value, str):
             value = value.replace(MARK, "")
@@ -39,12 +47,12 @@ class Control:
         return [self.mark(item) for item in value] if isinstance(value, list) else value
 
     def parts(self, text: str) -> list[str]:
-        """The text without marks, broken at those that stand inside a control string."""
+        """The text without marks, broken at each mark that stands inside a control string."""
         pieces = text.split(MARK)
-        clean, places, at = "".join(pieces), [], 0
+        clean, places, place = "".join(pieces), [], 0
         for piece in pieces[:-1]:
-            at += len(piece)
-            places.append(at)
+            place += len(piece)
+            places.append(place)
         spans = [m.span(1) for m in self._here.finditer(clean)] if places else []
         inside = {p for start, end in spans for p in places[bisect_right(places, start) : bisect_left(places, end)]}
         breaks = sorted(inside)

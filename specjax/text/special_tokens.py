@@ -1,7 +1,8 @@
-"""The special tokens of a Hugging Face folder: several files may name them, and ``tokenizer.json`` may lack them.
+"""The special tokens of a Hugging Face folder. Several files may name them, and ``tokenizer.json`` may lack some.
 
-Fine-tunes leave tokens in ``added_tokens_decoder`` of tokenizer_config.json, in added_tokens.json, or in
-special_tokens_map.json. The rules are those of transformers' ``from_pretrained``, so that ids are those of training.
+Fine-tunes put tokens into ``added_tokens_decoder`` of tokenizer_config.json, into added_tokens.json, or into
+special_tokens_map.json. The rules here are those of transformers' ``from_pretrained``, so ids are the same as in
+training.
 """
 
 import json
@@ -16,20 +17,33 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-Names = dict[str, Any]  # "pad_token" -> its text, "additional_special_tokens" -> their texts
+Names = dict[str, Any]  # "pad_token" -> the token's text, "additional_special_tokens" -> a list of texts
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with special_tokens_map.json, which counts less where tokens have an id in the former."""
+    """The contents of tokenizer_config.json and special_tokens_map.json together.
+
+    If both have a key, tokenizer_config.json wins if it states ids of tokens (``added_tokens_decoder``). Otherwise
+    special_tokens_map.json wins.
+    """
     config, names = (read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     return {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
 
 
 def complete(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> Names:
-    """Adds to the backend the tokens that the folder's other files define. -> the special tokens by name.
+    """Adds to the backend the tokens that are defined outside of tokenizer.json.
+
+    Args:
+      backend: the tokenizer of tokenizer.json. It is changed.
+      folder: the Hugging Face folder.
+      config: from :func:`read_config`.
+
+    Returns:
+      The special tokens by name.
 
     Raises:
-      ValueError: a file can't be understood, or a token can't have the id that the file states; each is named.
+      ValueError: a file can't be understood, or a token can't have the id that a file states. The error names all such
+        tokens.
     """
     named, flags = _named(folder, config)
     special = [text for value in named.values() for text in ([value] if isinstance(value, str) else value)]
@@ -52,7 +66,7 @@ def complete(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, A
 
 
 def _misplaced(backend: tokenizers.Tokenizer, number: int, token: AddedToken) -> str | None:
-    """Why the token can't stand at the id; None if it can."""
+    """Why the token can't have the id ``number``; None if it can."""
     found, taken = backend.token_to_id(token.content), backend.id_to_token(number)
     why = None
     if found is not None and found != number:
@@ -65,7 +79,7 @@ def _misplaced(backend: tokenizers.Tokenizer, number: int, token: AddedToken) ->
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> tuple[Names, dict[str, dict]]:
-    """The special tokens by name, and the flags that some of them come with."""
+    """The special tokens by name, and for some of them, by text, the flags that a file gives."""
     flags: dict[str, dict] = {}
 
     def text(name: str, value: Any) -> str:
@@ -77,8 +91,8 @@ def _named(folder: Path, config: Mapping[str, Any]) -> tuple[Names, dict[str, di
         return value
 
     extra = config.get("extra_special_tokens")
-    own = extra if isinstance(extra, Mapping) else {}  # of one model, such as {"image_token": "<image>"}
-    singles = {**{name: config[name] for name in NAMES if config.get(name)}, **own}
+    of_model = extra if isinstance(extra, Mapping) else {}  # names that one model has, as {"image_token": "<image>"}
+    singles = {**{name: config[name] for name in NAMES if config.get(name)}, **of_model}
     named: Names = {name: text(name, value) for name, value in singles.items()}
     for name in LISTS:
         if isinstance(values := config.get(name), list) and values:
@@ -87,7 +101,7 @@ def _named(folder: Path, config: Mapping[str, Any]) -> tuple[Names, dict[str, di
 
 
 def _stated(folder: Path, config: Mapping[str, Any], special: list[str]) -> Iterator[tuple[int, AddedToken]]:
-    """The tokens whose ids the folder states outside of tokenizer.json, by id."""
+    """(id, token) of each token whose id is stated outside of tokenizer.json, in the order of ids."""
     found: dict[int, AddedToken] = {}
     for content, number in read_json(folder / "added_tokens.json").items():
         if not isinstance(number, int):
@@ -106,7 +120,7 @@ def _stated(folder: Path, config: Mapping[str, Any], special: list[str]) -> Iter
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file, or an empty one where there is no file. Raises ValueError for anything else."""
+    """The object in a JSON file; {} if there is no such file. Raises ValueError if the file holds anything else."""
     if not path.is_file():
         return {}
     try:

@@ -1,7 +1,7 @@
 """Text to token ids and back, over the ``tokenizers`` library.
 
-``tokenizer.json`` is read as it stands. transformers' tokenizer classes are not used: some of them rebuild the
-pre-tokenizer from the class name and so change the ids.
+``tokenizer.json`` is used as it is. transformers' tokenizer classes are not used, because some of them rebuild the
+pre-tokenizer from the class's name and so change the ids.
 """
 
 import functools
@@ -24,14 +24,13 @@ class Tokenizer:
     """Encodes and decodes for one model.
 
     Args:
-      backend: the tokenizer proper.
-      bos_id, eos_id: None where the model has none.
-      add_bos: whether text starts with the BOS token; None asks the backend's post-processor.
-      chat_template: Jinja source, or None.
-      names: the texts of the special tokens, as ``{"pad_token": "<pad>", "additional_special_tokens": ["<x>"]}``; BOS
-        and EOS need not be among them. Chat templates get all.
-
-    Truncation and padding that the backend has stored are switched off: those are settings of someone's training.
+      backend: the tokenizer of the ``tokenizers`` library. Its stored truncation and padding are switched off, because
+        they are settings of a training.
+      bos_id, eos_id: the ids of the BOS and EOS tokens; None if the model has no such token.
+      add_bos: whether text starts with the BOS token; None: if the backend's post-processor adds it.
+      chat_template: Jinja source; None: the model has no chat template.
+      names: the texts of the special tokens, as ``{"pad_token": "<pad>", "additional_special_tokens": ["<x>"]}``. BOS
+        and EOS are added. Chat templates get all names as variables.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class Tokenizer:
             add_bos = backend.encode("a").ids[:1] == [bos_id]
         self.add_bos = bool(add_bos) and bos_id is not None
         self.chat_template = chat_template
-        own = {"bos_token": bos_id, "eos_token": eos_id}
-        self.names = {**(names or {}), **{k: self.token_str(i) for k, i in own.items() if i is not None}}
+        ends = {"bos_token": bos_id, "eos_token": eos_id}
+        self.names = {**(names or {}), **{k: self.token_str(i) for k, i in ends.items() if i is not None}}
         self._known = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
@@ -60,22 +59,22 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids with a meaning. A model may have more rows than that: they are padding."""
+        """The number of ids with a meaning. If a model has more rows, the others are padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def ids(self) -> np.ndarray:
-        """All ids that have a meaning, i64[vocab_size] in rising order; there may be holes between them."""
-        if len(self._known) != self.vocab_size:  # the backend's dictionary is slow to copy
+        """All ids with a meaning, i64[vocab_size] in rising order. There may be gaps between them."""
+        if len(self._known) != self.vocab_size:  # kept, because the backend's vocabulary is slow to copy
             self._known = np.array(sorted(self.backend.get_vocab(with_added_tokens=True).values()), np.int64)
         return self._known
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """Token ids, after one BOS if the model wants it. A BOS written out in the text is not doubled.
+        """The text's token ids, with BOS first if ``add_bos`` is True. A BOS at the start of the text is not doubled.
 
         Args:
-          text: any.
-          parse_special: whether a control string in the text, such as ``<|im_end|>``, is the token of that name, as
-            usual; otherwise it is text.
+          text: any text.
+          parse_special: whether a control string in the text, such as ``<|im_end|>``, becomes the token of that name.
+            If False, it stays text.
 
         Raises:
           ValueError: the text holds a lone surrogate.
@@ -83,15 +82,18 @@ class Tokenizer:
         return self._one_bos(self._ids([text] if parse_special else self.control.parts(self.control.mark(text))))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; spaces are left as they are, padding ids give nothing."""
+        """The text of token ids. Spaces are not cleaned up, and padding ids give nothing."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def prints(self, token: int) -> bool:
-        """Whether :meth:`decode` looks at the token: at no special token, and at no padding id."""
+        """Whether :meth:`decode` prints the token. It prints neither special tokens nor padding ids."""
         return self.backend.id_to_token(int(token)) is not None and int(token) not in self._special_ids
 
     def byte_of(self, token: int) -> int | None:
-        """The byte that the token stands for, where the tokenizer decodes runs of byte tokens (SentencePiece)."""
+        """The byte that a byte token stands for.
+
+        None: the token is another one, or the tokenizer does not decode byte tokens, as only SentencePiece's do.
+        """
         text = self.backend.id_to_token(int(token)) if self._decodes_bytes else None
         return int(text[3:5], 16) if text is not None and re.fullmatch("<0x[0-9A-Fa-f]{2}>", text) else None
 
@@ -105,13 +107,13 @@ class Tokenizer:
         return decoder is not None and b"ByteFallback" in decoder.__getstate__()
 
     def token_str(self, token: int) -> str:
-        """The token as the vocabulary spells it; ``<id>`` for a padding id."""
+        """The token as the vocabulary spells it. For a padding id: ``<id>`` with the number."""
         text = self.backend.id_to_token(int(token))
         return f"<{int(token)}>" if text is None else text
 
     @functools.cached_property
     def control(self) -> Control:
-        """The tokens that steer a model: the special ones, and added ones that the chat template writes."""
+        """The control strings: the special tokens, and those added tokens that the chat template writes."""
         tokens = self.backend.get_added_tokens_decoder().values()
         return Control(t.content for t in tokens if t.special or t.content in (self.chat_template or ""))
 
@@ -121,7 +123,7 @@ class Tokenizer:
         return "strftime_now" in (self.chat_template or "")
 
     def special_id(self, text: str) -> int | None:
-        """The id of the special token whose text is just this; None if there is none."""
+        """The id of the special token with exactly this text; None if there is no such token."""
         token = self.backend.token_to_id(text)
         entry = None if token is None else self.backend.get_added_tokens_decoder().get(token)
         return token if entry is not None and entry.special else None
@@ -135,50 +137,50 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, those of transformers' ``apply_chat_template``: BOS only if the template has it.
+        """The token ids of a conversation, as by transformers. BOS is only there if the template writes it.
 
         Args:
-          messages: {"role", "content"} each, or one user message given as a string.
+          messages: a list of {"role": ..., "content": ...}, or one user message as a string.
           add_generation_prompt: whether the assistant's turn is opened.
           tools: JSON schemas, or Python functions with type hints and docstrings.
-          date: ISO date that a template is told when it asks for the present; None: today.
-          chat_template_kwargs: further variables of the template; they go before the special tokens, which it gets by
-            name.
-          parse_special: whether control strings in messages, tools and variables are tokens; otherwise they are text.
+          date: the ISO date that the template gets if it asks for the date; None: today.
+          chat_template_kwargs: further variables of the template. They override special tokens of the same name.
+          parse_special: whether control strings in messages, tools and variables become tokens. If False, they stay
+            text.
 
         Raises:
-          ValueError: the model has no chat template, or the template refuses its input or can't use the date; a text
-            holds a lone surrogate.
+          ValueError: the model has no chat template, the template refuses its input or never asks for the given date,
+            or a text holds a lone surrogate.
         """
         if self.chat_template is None:
             raise ValueError("this model has no chat template: it is no chat model; pass the prompt as plain text")
         if date is not None and chat.moment(date) and not self.asks_for_date:
             raise ValueError(
-                f"date is {date!r}, but this model's chat template never asks for the date; a variable of the template "
-                "goes into chat_template_kwargs"
+                f"date is {date!r}, but this model's chat template never asks for the date; leave date out (a variable "
+                "of the template goes into chat_template_kwargs)"
             )
-        own = chat_template_kwargs or {}
-        if not isinstance(own, Mapping):
-            raise ValueError(f"chat_template_kwargs must map a template's variables to values, got {own!r:.200}")
+        variables = chat_template_kwargs or {}
+        if not isinstance(variables, Mapping):
+            raise ValueError(f"chat_template_kwargs must map a template's variables to values, got {variables!r:.200}")
         mark = (lambda value: value) if parse_special else self.control.mark
-        own = chat.plain(own, "chat_template_kwargs")
+        variables = chat.plain(variables, "chat_template_kwargs")
         given = {
             **self.names,
             "add_generation_prompt": add_generation_prompt,
             "messages": mark(chat.plain_messages(messages)),
             "tools": mark(chat.plain_tools(tools)),
-            **{name: value if name.endswith("_token") else mark(value) for name, value in own.items()},
+            **{name: value if name.endswith("_token") else mark(value) for name, value in variables.items()},
         }
         text = chat.render(self.chat_template, given, date)
         return self._ids([text] if parse_special else self.control.parts(text))
 
     def save(self, folder: str | Path) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, readable by :meth:`load` and by transformers."""
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``. :meth:`load` and transformers read them."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(folder / "tokenizer.json"))
         config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",  # the class that keeps tokenizer.json as it is
+            "tokenizer_class": "PreTrainedTokenizerFast",  # this class uses tokenizer.json as it is
             "bos_token": None,
             "eos_token": None,
             **self.names,
@@ -190,11 +192,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """From a folder that transformers or :meth:`save` wrote.
+        """The tokenizer of a folder that transformers or :meth:`save` wrote.
 
         Raises:
-          FileNotFoundError: no ``tokenizer.json``.
-          ValueError: a file in it can't be read, or names a special token that can't have its id.
+          FileNotFoundError: the folder has no ``tokenizer.json``.
+          ValueError: a file of the folder can't be read, or states an id that a special token can't have.
         """
         folder = Path(folder)
         file = folder / "tokenizer.json"
@@ -217,15 +219,15 @@ class Tokenizer:
         return cls(backend, bos, eos, config.get("add_bos_token"), source, names)
 
     def _ids(self, parts: Sequence[str]) -> list[int]:
-        """Ids of a text in parts, without BOS; no token reaches from one part into the next."""
+        """The ids of a text in parts, without BOS. No token reaches from one part into the next."""
         for part in parts:
             check_unicode("the text", part)
         ids = self.backend.encode(parts[0], add_special_tokens=False).ids
         for part in parts[1:]:
-            # After a line break, since some tokenizers put a space before the first word of a text.
+            # The part is encoded after a line break, because some tokenizers put a space before a text's first word.
             start, whole = (self.backend.encode(t, add_special_tokens=False).ids for t in ("\n", "\n" + part))
-            own = whole[: len(start)] == start
-            ids += whole[len(start) :] if own else self.backend.encode(part, add_special_tokens=False).ids
+            is_apart = whole[: len(start)] == start  # whether no token joins the line break and the part
+            ids += whole[len(start) :] if is_apart else self.backend.encode(part, add_special_tokens=False).ids
         return ids
 
     def _one_bos(self, ids: list[int]) -> list[int]:
@@ -235,15 +237,15 @@ class Tokenizer:
 
 
 def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -> None:
-    """Raises a ValueError unless every id that both have means the same string in both.
+    """Raises a ValueError unless every id that both tokenizers have means the same string in both.
 
-    An id that only one of them has is never drafted, or never accepted; and which tokens begin and end a text is the
-    target's business alone. So neither counts.
+    An id that only one tokenizer has is never drafted, or never accepted, so it is not compared. The ids of BOS and EOS
+    may differ, because only the target's count.
 
     Args:
-      a: the target's.
-      b: the draft's.
-      vocab: only ids below it are compared: those that both models can produce.
+      a: the target's tokenizer.
+      b: the draft model's tokenizer.
+      vocab: only ids below this number are compared: the ids that both models can produce. None: all ids.
     """
     if a is b:
         return
@@ -254,7 +256,7 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -
         several = "; ".join(f"{'first at ' * (n == 0)}id {i}: {x!r} and {y!r}" for n, (i, x, y) in enumerate(wrong[:5]))
         raise ValueError(
             f"the tokenizers differ in {len(wrong)} of the {size} ids that target and draft both have, {several}"
-            f"{'; ...' * (len(wrong) > 5)}. A draft must share its target's tokens. any_tokenizer=True of the drafter "
-            "(--any-draft-tokenizer) lets it draft all the same: the text stays the target's, but drafts that mean "
-            "something else are rejected"
+            f"{'; ...' * (len(wrong) > 5)}. A draft must share its target's tokens. To draft all the same, give the "
+            "drafter any_tokenizer=True (--any-draft-tokenizer): the text stays the target's, but a drafted token that "
+            "means something else is rejected"
         )

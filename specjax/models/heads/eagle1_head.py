@@ -1,7 +1,7 @@
-"""EAGLE's first draft head: one decoder layer that goes on from the target's last hidden states (Li et al. 2024, 4.1).
+"""The draft head of EAGLE and EAGLE-2: one decoder layer over the target's last hidden states (Li et al. 2024, 4.1).
 
-Entries are those of ``eagle3_head``; the layer has no norm before its attention, and its output is in the
-place of the target's own hidden state, so the target's output head reads it as it is.
+Its entries are those of ``eagle3_head``. The layer has no norm before its attention. The layer's output stands for the
+target's last hidden state, so the target's output head reads the output without a further norm.
 """
 
 import dataclasses
@@ -24,8 +24,9 @@ class Eagle1HeadConfig(modules.Config):
     """The head's shape.
 
     Args:
-      layer: its decoder layer; ``vocab_size`` is the number of tokens it can draft, and the hidden size the target's.
-      bias: whether joining embedding and state adds one.
+      layer: the decoder layer. ``vocab_size`` is the number of tokens that the head can draft, and the hidden size is
+        the target's.
+      bias: whether the product that joins embedding and hidden state has a bias.
     """
 
     layer: LlamaConfig
@@ -42,7 +43,7 @@ class Eagle1HeadConfig(modules.Config):
 
 
 class Eagle1Head(nnx.Module):
-    """The head without its embedding, which is the target's. Methods as of EAGLE-3's head."""
+    """The head without an embedding: it uses the target's. The methods are those of EAGLE-3's head."""
 
     def __init__(self, config: Eagle1HeadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         c = config.layer
@@ -55,6 +56,7 @@ class Eagle1Head(nnx.Module):
         self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
 
     def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
+        """The target's hidden states after its norm, [B, T, H], unchanged. This head has no taps."""
         del taps
         return hidden
 

@@ -1,7 +1,8 @@
 """EAGLE-3's draft head: one decoder layer over the target's own hidden states (Li et al. 2025, EAGLE-3, section 3).
 
-Entry j of its sequence joins what the target made of tokens up to j with the embedding of token j + 1, and its output
-predicts token j + 2. Where the target has not been yet, the head's last output stands in for the target's states.
+Entry j of the head's sequence joins the target's hidden states at token j with the embedding of token j + 1. The output
+of entry j predicts token j + 2. At tokens that the target has not read yet, the head's own last output stands for the
+target's hidden states.
 """
 
 import dataclasses
@@ -24,11 +25,12 @@ class Eagle3HeadConfig(modules.Config):
     """The head's shape.
 
     Args:
-      layer: its decoder layer; ``vocab_size`` is the number of tokens it can draft, and the hidden size the target's.
-      taps: after how many of the target's layers hidden states are read, low to high, each once.
+      layer: the decoder layer. ``vocab_size`` is the number of tokens that the head can draft, and the hidden size is
+        the target's.
+      taps: numbers of the target's layers after which the head reads hidden states, rising, each once.
 
     Raises:
-      ValueError: for other taps.
+      ValueError: the taps are not such numbers.
     """
 
     layer: LlamaConfig
@@ -52,7 +54,7 @@ class Eagle3HeadConfig(modules.Config):
 
 
 class Eagle3Head(nnx.Module):
-    """The head without its embedding, which is the target's."""
+    """The head without an embedding: it uses the target's."""
 
     def __init__(self, config: Eagle3HeadConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         c = config.layer
@@ -68,7 +70,10 @@ class Eagle3Head(nnx.Module):
         self.lm_head = nnx.Param(jax.random.normal(rngs.params(), (c.vocab_size, size), dtype) * size**-0.5)
 
     def features(self, taps: Mapping[int, jax.Array], hidden: jax.Array) -> jax.Array:
-        """The target's hidden states after several layers, and after its norm, each [B, T, H], as one [B, T, H]."""
+        """Joins the target's hidden states after each tap, each [B, T, H], to one [B, T, H].
+
+        ``hidden``, the target's hidden states after its norm, is not used. Only EAGLE's first head uses it.
+        """
         del hidden
         return self.fuse(jnp.concatenate([taps[after] for after in sorted(taps)], axis=-1))
 
@@ -80,17 +85,18 @@ class Eagle3Head(nnx.Module):
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        """A block of entries on top of each row's cached ones.
+        """Runs a block of entries on top of each row's cached entries.
 
         Args:
-          embedded: [B, T, H] the next tokens' embeddings.
-          features: [B, T, H] of :meth:`features`, or this head's own outputs.
-          cache: of :func:`alloc_cache`; as for :class:`specjax.models.llama.Llama`.
-          positions: i32[B, T] rotary positions; by default the entries' own.
-          mask: bool[B, T, S], which entries each entry sees; by default those up to itself.
+          embedded: [B, T, H], the embedding of the token after each entry's.
+          features: [B, T, H], the result of :meth:`features`, or this head's own outputs.
+          cache: from :func:`alloc_cache`, used as by :class:`specjax.models.llama.Llama`.
+          positions: i32[B, T] rotary positions; None: the row's length, and on from there.
+          mask: bool[B, T, S], the entries that each entry sees; None: every entry up to itself.
 
         Returns:
-          Hidden states [B, T, H], before the norm, and the cache with T more entries a row; the lengths are as before.
+          Hidden states [B, T, H], before the norm, and the cache with T more entries in each row. The lengths are
+          unchanged.
         """
         angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
         block = Block(cache.lengths, angles, mask)
@@ -101,10 +107,10 @@ class Eagle3Head(nnx.Module):
         return hidden, cache.replace(keys=(keys,), values=(values,))
 
     def head(self, hidden: jax.Array) -> jax.Array:
-        """Hidden states [B, T, H] to float32 logits over the tokens it can draft, [B, T, D]."""
+        """Hidden states [B, T, H] to float32 logits [B, T, D] over the D tokens that the head can draft."""
         return product(self.norm(hidden), self.lm_head[...], jnp.float32)
 
 
 def alloc_cache(config: Any, batch: int, capacity: int, dtype) -> KVCache:
-    """An empty cache for the head's one layer."""
+    """An empty cache for the one layer of an EAGLE head, for ``batch`` rows of up to ``capacity`` entries."""
     return alloc(dataclasses.replace(config.layer, num_hidden_layers=1), batch, capacity, dtype)

@@ -1,4 +1,8 @@
-"""Medusa's heads: each turns the target's last hidden state into one further token's (Cai et al. 2024, section 2.1)."""
+"""Medusa's heads (Cai et al. 2024, section 2.1).
+
+Each head makes of the target's last hidden state a state that predicts a later token: head i one token later than head
+i - 1.
+"""
 
 import dataclasses
 
@@ -15,11 +19,12 @@ class MedusaHeadsConfig(modules.Config):
     """The heads' shape.
 
     Args:
-      hidden_size: the target's.
-      vocab_size: tokens that they can draft.
-      num_heads: of them; as many tokens are drafted at most.
-      num_layers: residual blocks of each.
-      own_heads: whether each has an output head of its own, as in Medusa's own checkpoints; else they share one.
+      hidden_size: the target's hidden size.
+      vocab_size: D, the number of tokens that the heads can draft.
+      num_heads: the number of heads. At most as many tokens are drafted.
+      num_layers: the number of residual blocks in each head.
+      own_heads: whether each head has an output head of its own, as in Medusa's own checkpoints. Otherwise all heads
+        share one.
     """
 
     hidden_size: int
@@ -30,7 +35,7 @@ class MedusaHeadsConfig(modules.Config):
 
 
 class MedusaHeads(nnx.Module):
-    """Residual blocks for each head, and an output head for each or for all of them."""
+    """The residual blocks of each head, and one output head for each head or for all of them."""
 
     def __init__(self, config: MedusaHeadsConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         size = config.hidden_size
@@ -44,7 +49,7 @@ class MedusaHeads(nnx.Module):
         self.lm_head = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * size**-0.5)
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """The target's hidden states [B, T, H], after its norm, to each head's: [B, T, heads, H]."""
+        """The target's hidden states [B, T, H], after its norm, to the states of the heads, [B, T, heads, H]."""
         states = []
         for blocks in self.heads:
             x = hidden
@@ -54,9 +59,9 @@ class MedusaHeads(nnx.Module):
         return jnp.stack(states, axis=2)
 
     def head(self, states: jax.Array) -> jax.Array:
-        """Those to float32 logits over the tokens that can be drafted: [..., heads, H] to [..., heads, D]."""
+        """The heads' states [..., heads, H] to float32 logits [..., heads, D] over the tokens that can be drafted."""
         table = self.lm_head[...]
         if not self.own_heads:
             return product(states, table, jnp.float32)
-        each = [product(states[..., i, :], own, jnp.float32) for i, own in enumerate(table)]
-        return jnp.stack(each, axis=-2)
+        logits = [product(states[..., i, :], head_table, jnp.float32) for i, head_table in enumerate(table)]
+        return jnp.stack(logits, axis=-2)

@@ -11,11 +11,11 @@ from specjax.models import modules
 
 @dataclasses.dataclass(frozen=True)
 class PassConfig(modules.Config):
-    """Their shape.
+    """The shape of the look-ahead tokens.
 
     Args:
-      hidden_size: the target's.
-      num_tokens: L, how many follow the last real token; L + 1 tokens are drafted at most.
+      hidden_size: the target's hidden size.
+      num_tokens: L, the number of look-ahead tokens after the last real token. At most L + 1 tokens are drafted.
     """
 
     hidden_size: int
@@ -23,7 +23,7 @@ class PassConfig(modules.Config):
 
 
 class PassTokens(nnx.Module):
-    """The embeddings, [L, H]."""
+    """The embeddings of the look-ahead tokens, [L, H]."""
 
     def __init__(self, config: PassConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         shape = (config.num_tokens, config.hidden_size)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from convert.llama_weights import full_name, table
+from specjax.checkpoints.load import hf_parts
 from specjax.models.lm import LM
 
 
@@ -29,12 +29,12 @@ def tensors(lm: LM) -> dict[str, Any]:
     """
     torch = imported("torch")
     found = {}
-    for name, part in table(lm.config).items():
+    for name, part in hf_parts(lm.config).items():
         leaf = lm.params
         for key in part.path:
             leaf = leaf[key]
         whole = torch.from_dlpack(jax.block_until_ready(leaf))
-        found[full_name(name)] = part.of(whole).reshape(part.shape)
+        found[name] = part.of(whole).reshape(part.shape)
     return found
 
 
