@@ -186,10 +186,6 @@ class Adaptive:
     drafter: Drafter
     policy: Policy
 
-    def sizes(self, num_speculative_tokens: int) -> list[int]:
-        """Draft lengths that are compiled: 1, 2, 4, ... and K."""
-        return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
-
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plan = self.drafter.plan(target, num_speculative_tokens)
         if plan.trees:
@@ -253,6 +249,10 @@ class Adaptive:
             learned = self.policy.learn(policy, Round(outcome.drafted, outcome.accepted, mean))
             policy = where_rows(own.asked, learned, policy)
         return AdaptiveState(inner, policy, own.entropy, jnp.zeros_like(own.asked))
+
+    def sizes(self, num_speculative_tokens: int) -> list[int]:
+        """Draft lengths that are compiled: 1, 2, 4, ... and K."""
+        return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
 
 jax.tree_util.register_dataclass(Adaptive, data_fields=["drafter"], meta_fields=["policy"])

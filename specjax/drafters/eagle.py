@@ -79,6 +79,32 @@ class Eagle(ChainOrTree):
         feature = jnp.zeros((batch, target.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
 
+    def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
+        head = self._head()
+        size = out.hidden.shape[1]
+        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
+        features, everyone = self._features(head, out), jnp.ones_like(own.ready)
+        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
+
+    def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
+        """Makes every active row of at least two tokens ready."""
+        head = self._head()
+        last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
+        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
+
+        def behind(own: EagleState):
+            return jnp.any(_lags(own, state))
+
+        def feed(own: EagleState) -> EagleState:
+            # Near the end of the buffers a chunk starts early, over entries that it makes once more.
+            starts = jnp.minimum(own.cache.lengths, last - size)
+            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
+            out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
+            features, lags = self._features(head, out), _lags(own, state)
+            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
+
+        return lax.while_loop(behind, feed, own)
+
     def propose(
         self, target: Model, own: EagleState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, EagleState, KVCache]:
@@ -88,6 +114,24 @@ class Eagle(ChainOrTree):
         )
         own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
+
+    def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
+        wanted = state.lengths - 2
+        if outcome is None:  # no states came with it, and the last entry's token may have changed
+            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
+            return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
+        head = self._head()
+        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
+        # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
+        before = state.lengths - outcome.accepted - 1
+        alone = (before == 1)[:, None]
+        features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
+        starts = jnp.maximum(before - 2, 0)
+        index = starts[:, None] + 1 + span(features.shape[1] - 1)
+        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
+        rows = state.active & (own.ready | alone[:, 0])
+        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
+        return own._replace(ready=own.ready & state.active)
 
     def _chain(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         spread = spreading(self.tokens, target.vocab_size)
@@ -127,32 +171,6 @@ class Eagle(ChainOrTree):
     def _embedded(self, target: Model, tokens: jax.Array) -> jax.Array:
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
 
-    def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
-        head = self._head()
-        size = out.hidden.shape[1]
-        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
-        features, everyone = self._features(head, out), jnp.ones_like(own.ready)
-        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
-
-    def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
-        """Makes every active row of at least two tokens ready."""
-        head = self._head()
-        last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
-        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
-
-        def behind(own: EagleState):
-            return jnp.any(_lags(own, state))
-
-        def feed(own: EagleState) -> EagleState:
-            # Near the end of the buffers a chunk starts early, over entries that it makes once more.
-            starts = jnp.minimum(own.cache.lengths, last - size)
-            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
-            out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
-            features, lags = self._features(head, out), _lags(own, state)
-            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
-
-        return lax.while_loop(behind, feed, own)
-
     def _extend(
         self,
         target: Model,
@@ -178,24 +196,6 @@ class Eagle(ChainOrTree):
         return EagleState(
             kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
         )
-
-    def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
-        wanted = state.lengths - 2
-        if outcome is None:  # no states came with it, and the last entry's token may have changed
-            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
-            return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
-        head = self._head()
-        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
-        # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
-        before = state.lengths - outcome.accepted - 1
-        alone = (before == 1)[:, None]
-        features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
-        starts = jnp.maximum(before - 2, 0)
-        index = starts[:, None] + 1 + span(features.shape[1] - 1)
-        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
-        rows = state.active & (own.ready | alone[:, 0])
-        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
-        return own._replace(ready=own.ready & state.active)
 
     def _head(self) -> Head:
         return modules.merge(self.config.module, self.config, self.params)

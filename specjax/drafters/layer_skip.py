@@ -50,12 +50,6 @@ class LayerSkip(Stateless):
                 raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
         return super().plan(target, num_speculative_tokens)
 
-    def run(self, num_layers: int) -> tuple[tuple[bool, bool], ...]:
-        """For each layer, whether its attention and its MLP take part."""
-        end = num_layers if self.exit_layer is None else self.exit_layer
-        layers = range(num_layers)
-        return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
-
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
@@ -70,3 +64,9 @@ class LayerSkip(Stateless):
             next_logits, state.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
         return draft, own, cache
+
+    def run(self, num_layers: int) -> tuple[tuple[bool, bool], ...]:
+        """For each layer, whether its attention and its MLP take part."""
+        end = num_layers if self.exit_layer is None else self.exit_layer
+        layers = range(num_layers)
+        return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)

@@ -94,6 +94,21 @@ class Lookahead(FixedWidth):
         run_at_least = jnp.full(len(rows), size * self.window, jnp.int32)
         return Draft(tokens, valid, None, FixedTreeShape(above), run_at_least), own, state.cache
 
+    def commit(self, target: Model, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
+        del target, state
+        if outcome is None:  # cut back, and guesses stay guesses
+            return own
+        _, size, _ = own.window.shape
+        count = size * self.window
+        asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
+        # Another drafter's may have been verified instead, or the row was idle: then nothing was learned.
+        mine = jnp.all(asked == own.window, axis=(1, 2)) & outcome.draft.valid[:, 0]
+        answers = outcome.answers[:, 1 : 1 + count].reshape(own.window.shape)[:, -1:]
+        grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
+        pool, at = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
+        new = Trajectory(grown[:, 1:], pool, at)
+        return where_rows(mine, new, own)
+
     def tree(self, size: int) -> tuple[tuple[int, ...], np.ndarray]:
         """Parents of the N nodes, and which nodes of the window are at most K deep.
 
@@ -118,21 +133,6 @@ class Lookahead(FixedWidth):
         age = (jnp.arange(self.slots, dtype=jnp.int32) - at) % self.slots  # the latest is the highest
         rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, age + 1, 0), self.guesses)
         return pool[which, 1:], rank > 0
-
-    def commit(self, target: Model, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
-        del target, state
-        if outcome is None:  # cut back, and guesses stay guesses
-            return own
-        _, size, _ = own.window.shape
-        count = size * self.window
-        asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
-        # Another drafter's may have been verified instead, or the row was idle: then nothing was learned.
-        mine = jnp.all(asked == own.window, axis=(1, 2)) & outcome.draft.valid[:, 0]
-        answers = outcome.answers[:, 1 : 1 + count].reshape(own.window.shape)[:, -1:]
-        grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
-        pool, at = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
-        new = Trajectory(grown[:, 1:], pool, at)
-        return where_rows(mine, new, own)
 
     def remember(self, pool: jax.Array, at: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A row's pool i32[S, K+1] with new n-grams i32[W, K+1] in it, each once, and where it goes on."""

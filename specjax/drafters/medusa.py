@@ -66,15 +66,6 @@ class Medusa(ChainOrTree):
         hidden = row_at(out.hidden, jnp.clip(at, 0, out.hidden.shape[1] - 1))
         return MedusaState(jnp.where(here[:, None], hidden, own.hidden), own.ready | here)
 
-    def propose(
-        self, target: Model, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
-    ) -> tuple[Draft, MedusaState, KVCache]:
-        module, vocab = modules.merge(MedusaHeads, self.config, self.params), target.vocab_size
-        logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
-        logits = spreading(self.tokens, vocab)(logits)
-        draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
-        return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
-
     def resume(self, target: Model, own: MedusaState, state: DecodeState) -> MedusaState:
         """Asks the target again for rows whose state is not known."""
         lags = state.active & (state.lengths >= 2) & ~own.ready
@@ -86,6 +77,15 @@ class Medusa(ChainOrTree):
             return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
 
         return lax.cond(jnp.any(lags), ask, lambda: own)
+
+    def propose(
+        self, target: Model, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+    ) -> tuple[Draft, MedusaState, KVCache]:
+        module, vocab = modules.merge(MedusaHeads, self.config, self.params), target.vocab_size
+        logits = module.head(module(own.hidden[:, None])[:, 0])  # [B, heads, D]
+        logits = spreading(self.tokens, vocab)(logits)
+        draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
+        return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
     def commit(self, target: Model, own: MedusaState, state: DecodeState, outcome: Outcome | None) -> MedusaState:
         del target
