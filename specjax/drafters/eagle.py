@@ -57,7 +57,7 @@ class EagleState(NamedTuple):
 class Eagle(ChainOrTree):
     """Draws K tokens one after the other, each from the head's output for the token before, or grows a tree of tokens.
 
-    The head reads the prompt along with the target. A row can't follow the target under a cascade. Then ``resume``
+    The head reads the prompt along with the target. Under a cascade the head can't follow the target. Then ``resume``
     catches up: the target is run again for its states, ``prefill_chunk`` tokens at a time.
 
     Args:
