@@ -38,7 +38,7 @@ class CascadeState(NamedTuple):
 class GivenNoise(Coupled):
     """Coupled verification that draws with the given keys, so that the draft model draws the tokens of ``DraftModel``.
 
-    :class:`Coupled` itself would fold its purpose into the keys a second time.
+    A drafter gets keys that are already folded for drafting. :class:`Coupled` itself would fold them once more.
     """
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """Jacobi decoding: the target's own answers to a wrong guess are the next guess.
 
-Greedy decoding is that of Santilli et al. 2023 (parallel greedy decoding). With sampling, a round leaves a distribution
-for each position after the kept tokens. The next guess is drawn from these distributions, and judged with them as q
-(speculative Jacobi decoding, Teng et al. 2024).
+Santilli et al. 2023 describe the method for greedy decoding. With sampling, a round leaves a distribution for each
+position after the kept tokens. The next guess is drawn from these distributions, and judged with them as q (speculative
+Jacobi decoding, Teng et al. 2024).
 """
 
 import dataclasses

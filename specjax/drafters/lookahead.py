@@ -3,8 +3,7 @@
 Jacobi decoding throws away the target's answers to wrong guesses. Lookahead decoding keeps them in a window of guesses,
 W columns wide and K rows high. Every call of the target adds one token to each column: the target's answer. After K
 calls each token of a column is the target's answer to the tokens above it in the same column. A column and its newest
-answer are an n-gram of K + 1 tokens. The n-gram is proposed later, wherever the text ends with the n-gram's first
-token.
+answer are an n-gram of K + 1 tokens. The n-gram is proposed later, wherever the text ends with its first token.
 
 The window, for W = 4 columns and K = 3 calls, after the last committed token e:
 

@@ -13,7 +13,8 @@ from specjax.drafting.datastore import Datastore
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
-# A search step has FANOUT - 1 probes at a time. On a GPU, a step takes its latency, however many places it reads.
+# Each step of the search compares the query with FANOUT - 1 places at once. On a GPU the time of a step is latency. The
+# latency does not grow with the number of places.
 FANOUT = 16
 
 

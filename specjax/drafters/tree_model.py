@@ -22,8 +22,7 @@ class TreeModel(ChainOrTree):
     """Grows a tree with the draft model, in one call of the model for each level.
 
     Sources: Miao et al. 2024, SpecInfer; Chen et al. 2024, Sequoia (siblings without replacement). If every node has
-      one
-    child, the draft is that of ``DraftModel``, token for token.
+    one child, the draft is the draft of ``DraftModel``, token for token.
 
     Args:
       lm: the draft model.

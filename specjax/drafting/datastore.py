@@ -35,7 +35,7 @@ class Datastore:
           sequences: texts as lists of token ids >= 0.
 
         Returns:
-          The datastore. Its size N is rounded up, so that a corpus that grows a little still fits compiled programs.
+          The datastore. The size N is rounded up. So a corpus that grows a little still fits compiled programs.
 
         Raises:
           ValueError: an id is negative, or the corpus has no tokens.

@@ -252,8 +252,7 @@ def draw_children(
     """Draws the children of the nodes of one level.
 
     At temperature 0 the draws are the limit of drawing without replacement: the best tokens in order, each certain
-      given
-    the ones before. The distribution at temperature 0 itself has only one token, and could not rank the others.
+    given the ones before. The distribution at temperature 0 itself has only one token, and could not rank the others.
 
     Args:
       logits: f32[B, W, V], the logits after each of the W nodes.
@@ -265,8 +264,8 @@ def draw_children(
       with_replacement: whether siblings are independent draws.
 
     Returns:
-      The tokens i32[B, C], and the distribution that each token was drawn from given its earlier siblings, f32[B, C,
-      V]. If there was nothing to draw, this distribution is 0 or NaN at the token.
+      The tokens i32[B, C], and the distribution that each token was drawn from given its earlier siblings,
+      f32[B, C, V]. If there was nothing to draw, this distribution is 0 or NaN at the token.
     """
     vocab, most = logits.shape[-1], int(ranks.max()) + 1
     scores = sampling.ranked(logits, params, context)

@@ -5,8 +5,7 @@
 all positions, and acceptances are independent. ``gamma`` is the number of drafted tokens, called K elsewhere. ``c`` is
 the time of a draft step over the time of a target step.
 
-Every function takes Python numbers, NumPy arrays and JAX arrays, works elementwise over leading axes, and keeps the
-dtype.
+Every function takes Python numbers, NumPy arrays or JAX arrays, works elementwise over leading axes, and keeps dtypes.
 """
 
 import operator
@@ -18,8 +17,7 @@ import numpy as np
 def expected_tokens(alpha, gamma: int):
     """Tokens that a round commits on average, (1 - alpha^(gamma+1)) / (1 - alpha). Leviathan eq. 1.
 
-    The sum is computed as the polynomial 1 + alpha + ... + alpha^gamma, so alpha = 1 and gradients need no special
-    case.
+    The sum is computed as the polynomial 1 + alpha + ... + alpha^gamma. So alpha = 1 and gradients are no special case.
 
     Args:
       alpha: [...] in [0, 1].

@@ -65,9 +65,9 @@ class Recipe:
       batch: texts a step.
       learning_rate: the maximum of the learning rate.
       warmup: steps of the warm-up, at most half of ``steps``.
-      weight_decay: AdamW's, on matrices only.
+      weight_decay: the weight decay of AdamW, on matrices only.
       clip: the largest global norm of a gradient.
-      seed: of the first weights, the order of the texts, and each step's random choices.
+      seed: the seed of the first weights, of the order of the texts, and of each step's random choices.
     """
 
     steps: int
@@ -173,8 +173,8 @@ def train(
       The weights, and the curve: one dict for each measurement.
 
     Raises:
-      ValueError: the folder holds checkpoints of another objective, recipe or texts. Other ``steps`` are no other
-        recipe.
+      ValueError: the folder holds checkpoints of another objective, recipe or texts. The recipe's
+        ``steps`` may differ.
     """
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())

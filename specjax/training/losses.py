@@ -1,7 +1,7 @@
 """Three losses of a drafter's q against the target's p, position by position.
 
-D is the number of tokens that the drafter can draft, of the target's V tokens. p is given for these D tokens only, so
-it sums to at most 1.
+D is the number of tokens that the drafter can draft, of the target's V tokens. p is given for these D tokens only. So p
+sums to at most 1.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
     p: jax.Array
     # i32[B, T] The target's likeliest token, as an index into the D tokens, or D for any other token.
     best: jax.Array
-    # i32[B, T] The token that followed in the text, as such an index.
+    # i32[B, T] The token that followed in the text, as an index of the same kind.
     following: jax.Array
     # f32[B, T] The weight of the token that followed.
     weights: jax.Array

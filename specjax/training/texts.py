@@ -282,7 +282,7 @@ def _template(lm: LM) -> tuple[list[int], list[int]]:
     """
     if lm.tokenizer is None:
         raise ValueError(
-            "training text is sampled in the chat template, but the model has no tokenizer; load a model with a tokenizer"
+            "training text is sampled in the chat template, but the model has no tokenizer; load a model that has one"
         )
     marks = [lm.tokenizer.apply_chat_template(mark) for mark in ("a", "b")]
     differ = next(i for i, (a, b) in enumerate(zip(*marks, strict=False)) if a != b)

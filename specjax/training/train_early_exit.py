@@ -76,8 +76,7 @@ class EarlyExitObjective:
         """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of each exit.
 
         Two figures are acceptances: "alpha" by the target, and "own" by the whole model in training. "alpha" of the
-          last
-        exit says how much the model in training still resembles the target.
+        last exit says how much the model in training still resembles the target.
 
         The weight of an exit in the loss is its number of layers. (The paper has a loss at every layer and weights that
         are quadratic in the number. With few exits, quadratic weights would leave the first exit almost no weight.)
