@@ -1,4 +1,4 @@
-"""Drafters. Each is one small file that obeys :class:`specjax.decode.types.Drafter`."""
+"""Drafters, one small file each. Every drafter obeys the protocol :class:`specjax.decode.types.Drafter`."""
 
 from specjax.checkpoints.trained_drafters import load, shipped
 from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic

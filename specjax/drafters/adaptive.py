@@ -1,8 +1,8 @@
-"""Choosing K while running: a wrapper that lets a policy say how many tokens each row drafts in a round.
+"""A wrapper that chooses K while running: a policy says how many tokens each row drafts in a round.
 
-The shapes stay fixed: a row's choice masks what lies past it, and the drafter runs at the smallest of a few compiled
-sizes that holds every row's. A choice may rest on what is settled by then, the committed text and the judgement of
-it, and for later positions of a block on the tokens before them; never on draws that the next round repeats.
+Shapes stay fixed. The drafter runs at the smallest of a few compiled sizes that is enough for every row, and the tokens
+past a row's choice are masked. A policy may use the committed text and the verdicts on it. For later positions of a
+block a policy may also use the drafted tokens before them. A policy must never use draws that the next round repeats.
 """
 
 import dataclasses
@@ -25,34 +25,43 @@ from specjax.verify import pieces as chain
 class Round(NamedTuple):
     """What a policy learns of a row's round."""
 
-    drafted: jax.Array  # i32[B] tokens that were verified
-    accepted: jax.Array  # i32[B] of those, accepted
-    entropy: jax.Array  # f32[B] mean of ``Draft.entropy`` over the positions that were judged; NaN without any
+    # i32[B] How many drafted tokens were verified.
+    drafted: jax.Array
+    # i32[B] How many of them were accepted.
+    accepted: jax.Array
+    # f32[B] The mean of ``Draft.entropy`` over the judged positions: the accepted ones and the first refused one. NaN
+    # if no position was judged.
+    entropy: jax.Array
 
 
 class Policy(Protocol):
-    """Says how many tokens a row drafts. Hashable and static; what it learns is a pytree of arrays with rows first.
+    """Says how many tokens a row drafts. Hashable, and static in jit.
 
-    ``by_probs`` is True if it judges by the draft's probabilities: then a drafter must give some.
+    A policy's own state, ``own``, is a pytree of arrays with rows first.
     """
 
+    # Whether the policy judges by the draft's probabilities. If so, only drafters with probabilities can be wrapped.
     by_probs: ClassVar[bool]
 
-    def init(self, batch: int, num_speculative_tokens: int) -> Any: ...
+    def init(self, batch: int, num_speculative_tokens: int) -> Any:
+        """The own state of ``batch`` rows before their first round."""
+        ...
 
     def choose(self, own: Any, num_speculative_tokens: int) -> jax.Array:
-        """i32[B], from 0 to K."""
+        """How many tokens are drafted, chosen before the draft: i32[B], or i32[] for all rows, from 0 to K."""
         ...
 
     def goes_on(self, draft: Draft) -> jax.Array:
-        """bool[B, K]: whether the chain goes on after each drafted token."""
+        """Whether the chain goes on after each drafted token, chosen from the draft: bool[B, K]."""
         ...
 
-    def learn(self, own: Any, seen: Round) -> Any: ...
+    def learn(self, own: Any, seen: Round) -> Any:
+        """The own state after one more round."""
+        ...
 
 
 class Unconditional:
-    """Part of policies that choose before the draft is there."""
+    """Base of the policies that choose before the draft, and so never end a chain by its tokens."""
 
     by_probs: ClassVar[bool] = False
 
@@ -63,7 +72,14 @@ class Unconditional:
 @static
 @dataclasses.dataclass(frozen=True)
 class Heuristic(Unconditional):
-    """Two more after a round that was accepted whole, one fewer after any other (Hugging Face's ``heuristic``)."""
+    """Drafts two tokens more after a round that was accepted whole, and one fewer after any other round.
+
+    This is the schedule ``heuristic`` of Hugging Face's transformers.
+
+    Args:
+      start: tokens drafted in the first round.
+      smallest: the fewest tokens that are drafted.
+    """
 
     start: int = 5
     smallest: int = 1
@@ -75,7 +91,8 @@ class Heuristic(Unconditional):
         return jnp.clip(own, self.smallest, num_speculative_tokens)
 
     def learn(self, own: jax.Array, seen: Round) -> jax.Array:
-        # Clipped by choose(); kept within reach here so that a long winning streak is not a debt later.
+        # ``choose`` clips the number to K. Here the step starts from the number that was drafted, so that the number
+        # does not grow far above K while everything is accepted, and falls at once after a refusal.
         step = jnp.where(seen.accepted == seen.drafted, 2, -1)
         return jnp.where(seen.drafted > 0, jnp.maximum(jnp.minimum(own, seen.drafted) + step, self.smallest), own)
 
@@ -83,11 +100,14 @@ class Heuristic(Unconditional):
 @static
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Stops after a drafted token of which the draft was less sure than ``threshold``; that token is still verified.
+    """Ends the chain after the first drafted token whose confidence is below ``threshold``.
 
-    Leaving the token out would be wrong: whether a token is judged must not depend on which token it is. How sure the
-    draft was is the token's probability before temperature and filters (``Draft.confidence``): at temperature 0 q is
-    certain of every token.
+    This token is still verified. To leave the token out would be wrong, because whether a token is judged must not
+    depend on the token itself. The confidence is the token's probability before temperature and filters
+    (``Draft.confidence``), because q at temperature 0 is 1 for every token.
+
+    Args:
+      threshold: the least confidence after which the chain goes on.
     """
 
     by_probs: ClassVar[bool] = True
@@ -111,25 +131,33 @@ class Confidence:
 class EntropyGuided(Unconditional):
     """EGAG: K falls from ``gamma_max`` to ``gamma_min`` as the draft's normalised entropy rises from 0 to 1.
 
-    The entropy is that of the positions judged in the rounds before, smoothed: beta * old + (1 - beta) * new. It is
-    that of the draft's law before temperature and filters (``Draft.entropy``).
+    The entropy is a moving average over the judged positions of earlier rounds: beta * old + (1 - beta) * new. The
+    draft's distribution before temperature and filters has this entropy (``Draft.entropy``).
+
+    Args:
+      gamma_min: tokens drafted at entropy 1.
+      gamma_max: tokens drafted at entropy 0. None: num_speculative_tokens.
+      ema_beta: beta, the weight of the old average.
+
+    Raises:
+      ValueError: unless 0 <= gamma_min <= gamma_max and 0 <= ema_beta < 1.
     """
 
     by_probs: ClassVar[bool] = True
     gamma_min: int = 1
-    gamma_max: int | None = None  # None: num_speculative_tokens
+    gamma_max: int | None = None
     ema_beta: float = 0.0
 
     def __post_init__(self):
         high = self.gamma_max if self.gamma_max is not None else self.gamma_min
         if not (0 <= self.gamma_min <= high and 0 <= self.ema_beta < 1):
             raise ValueError(
-                f"needs 0 <= gamma_min <= gamma_max and 0 <= ema_beta < 1, got {self.gamma_min!r}, "
-                f"{self.gamma_max!r} and {self.ema_beta!r}"
+                f"EntropyGuided needs 0 <= gamma_min <= gamma_max and 0 <= ema_beta < 1, got "
+                f"gamma_min={self.gamma_min!r}, gamma_max={self.gamma_max!r} and ema_beta={self.ema_beta!r}"
             )
 
     def init(self, batch: int, num_speculative_tokens: int) -> jax.Array:
-        return jnp.full(batch, jnp.nan, jnp.float32)  # no entropy yet
+        return jnp.full(batch, jnp.nan, jnp.float32)  # NaN: no entropy yet
 
     def choose(self, own: jax.Array, num_speculative_tokens: int) -> jax.Array:
         high = num_speculative_tokens if self.gamma_max is None else min(self.gamma_max, num_speculative_tokens)
@@ -145,12 +173,16 @@ class EntropyGuided(Unconditional):
 @static
 @dataclasses.dataclass(frozen=True)
 class CostModel(Unconditional):
-    """The K of theorem 3.8 for a running estimate of alpha (Leviathan et al. 2023, section 3.5); 0 where none pays.
+    """Chooses the K that is fastest for a running estimate of alpha (Leviathan et al. 2023, theorem 3.8, section 3.5).
+
+    K is 0 where no draft pays.
 
     Args:
-      c: time of a draft step over that of a target step, as measured.
-      prior: alpha before anything is known, worth ``weight`` judged tokens.
-      decay: what a round leaves of the evidence before it. A row that stopped drafting so forgets, and tries again.
+      c: the time of a draft step over the time of a target step, as measured.
+      prior: the estimate of alpha before anything is known.
+      weight: how many judged tokens the prior counts as.
+      decay: the factor by which each round shrinks the evidence of the rounds before. So a row that stopped drafting
+        forgets its evidence, and drafts again.
     """
 
     c: float
@@ -159,7 +191,7 @@ class CostModel(Unconditional):
     decay: float = 0.95
 
     def init(self, batch: int, num_speculative_tokens: int) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32)  # accepted, judged
+        return jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32)  # tokens accepted and judged
 
     def choose(self, own: tuple[jax.Array, jax.Array], num_speculative_tokens: int) -> jax.Array:
         accepted, judged = own
@@ -167,28 +199,35 @@ class CostModel(Unconditional):
         return theory.best_gamma(alpha, self.c, num_speculative_tokens).astype(jnp.int32)
 
     def learn(self, own: tuple[jax.Array, jax.Array], seen: Round) -> tuple[jax.Array, jax.Array]:
-        judged = jnp.minimum(seen.accepted + 1, seen.drafted)
+        judged = jnp.minimum(seen.accepted + 1, seen.drafted)  # the accepted ones and the first refused one
         seen_accepted, judged = seen.accepted.astype(jnp.float32), judged.astype(jnp.float32)
         return self.decay * own[0] + seen_accepted, self.decay * own[1] + judged
 
 
 class AdaptiveState(NamedTuple):
+    # The inner drafter's own state.
     inner: Any
+    # The policy's own state.
     policy: Any
-    entropy: jax.Array  # f32[B, K] of the draft under way
-    asked: jax.Array  # bool[B] whether the row takes part in it: others' rounds are not the policy's to learn from
+    # f32[B, K] ``Draft.entropy`` of the draft that is being verified.
+    entropy: jax.Array
+    # bool[B] Whether the row was asked for this draft. The policy learns only from rounds of such rows.
+    asked: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """``drafter`` with K chosen by ``policy``, per row, up to num_speculative_tokens; nothing outlives a request."""
+    """Runs ``drafter`` with a K that ``policy`` chooses for each row and round, up to num_speculative_tokens.
+
+    A row's policy starts anew with each request.
+
+    Args:
+      drafter: the drafter that is wrapped. Its drafts are chains.
+      policy: the policy.
+    """
 
     drafter: Drafter
     policy: Policy
-
-    def sizes(self, num_speculative_tokens: int) -> list[int]:
-        """Draft lengths that are compiled: 1, 2, 4, ... and K."""
-        return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plan = self.drafter.plan(target, num_speculative_tokens)
@@ -227,10 +266,10 @@ class Adaptive:
 
         def at_size(size: int, inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
             draft, inner, cache = self.drafter.propose(target, inner, state._replace(cache=cache), keys, size)
-            short = ((0, 0), (0, num_speculative_tokens - size))
-            probs = None if draft.probs is None else jnp.pad(draft.probs, (*short, (0, 0)))
+            missing = ((0, 0), (0, num_speculative_tokens - size))
+            probs = None if draft.probs is None else jnp.pad(draft.probs, (*missing, (0, 0)))
             told = chain.told_confidence(draft), chain.told_entropy(draft)
-            tokens, valid, confidence, entropy = (jnp.pad(x, short) for x in (draft.tokens, draft.valid, *told))
+            tokens, valid, confidence, entropy = (jnp.pad(x, missing) for x in (draft.tokens, draft.valid, *told))
             draft = draft._replace(tokens=tokens, valid=valid, probs=probs, confidence=confidence, entropy=entropy)
             return draft, inner, cache
 
@@ -249,10 +288,14 @@ class Adaptive:
             judged = jnp.minimum(outcome.accepted + 1, outcome.drafted)
             was_judged = span(own.entropy.shape[1]) < judged[:, None]
             total = jnp.sum(jnp.where(was_judged, own.entropy, 0.0), axis=1)
-            mean = total / judged.astype(jnp.float32)  # 0 / 0 is the NaN of no evidence
+            mean = total / judged.astype(jnp.float32)  # NaN, as 0 / 0, if nothing was judged
             learned = self.policy.learn(policy, Round(outcome.drafted, outcome.accepted, mean))
             policy = where_rows(own.asked, learned, policy)
         return AdaptiveState(inner, policy, own.entropy, jnp.zeros_like(own.asked))
+
+    def sizes(self, num_speculative_tokens: int) -> list[int]:
+        """The draft lengths that are compiled: 1, 2, 4, ... and K."""
+        return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
 
 
 jax.tree_util.register_dataclass(Adaptive, data_fields=["drafter"], meta_fields=["policy"])

@@ -1,7 +1,8 @@
-"""A cascade: the draft model is itself decoded speculatively, by the same round, with a cheaper drafter under it.
+"""A cascade: the draft model is itself decoded speculatively, by the same round, with a cheaper drafter below it.
 
-Any depth: n-grams under a 1B model under an 8B one; the staged speculation of Spector and Re 2023 and of Chen et al.
-2023 (cascade speculative drafting), with TriForce (Sun et al. 2024) as the case of a compressed cache.
+A cascade can be of any depth: n-grams may draft for a 1B model that drafts for an 8B model. Sources: staged speculation
+(Spector and Re 2023) and cascade speculative drafting (Chen et al. 2023). TriForce (Sun et al. 2024) is a cascade whose
+draft model reads a compressed cache.
 """
 
 import dataclasses
@@ -28,12 +29,17 @@ from specjax.verify.coupled import Coupled
 
 
 class CascadeState(NamedTuple):
-    cache: KVCache  # the draft model's
+    # The draft model's cache.
+    cache: KVCache
+    # The inner drafter's own state.
     inner: Any
 
 
 class GivenNoise(Coupled):
-    """Coupled verification with the keys as they are: the draft model draws what :class:`DraftModel` would draw."""
+    """Coupled verification that draws with the given keys, so that the draft model draws the tokens of ``DraftModel``.
+
+    A drafter gets keys that are already folded for drafting. :class:`Coupled` itself would fold them once more.
+    """
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
         del lengths
@@ -42,14 +48,17 @@ class GivenNoise(Coupled):
 
 @dataclasses.dataclass(frozen=True)
 class Cascade(FixedWidth):
-    """Proposes token for token what ``DraftModel(lm)`` proposes, in fewer calls of ``lm``.
+    """Proposes token for token the draft of ``DraftModel(lm)``, in fewer calls of ``lm``.
 
     Args:
       inner: the drafter that drafts for ``lm``.
-      lm: the draft model, with the target's vocabulary.
-      num_speculative_tokens: that ``inner`` proposes to ``lm`` at a time.
-      prefill_chunk: tokens fed at a time when ``lm``'s cache is behind; None: 512, on a CPU 64.
-      any_tokenizer: as of ``DraftModel``.
+      lm: the draft model. Its vocabulary has the size of the target's.
+      num_speculative_tokens: how many tokens ``inner`` proposes to ``lm`` at a time.
+      prefill_chunk: how many tokens are fed at a time when ``lm``'s cache is behind. None: 512, on a CPU 64.
+      any_tokenizer: drafts although the tokenizer of ``lm`` differs from the target's, as in ``DraftModel``.
+
+    Raises:
+      ValueError: num_speculative_tokens is below 1, or prefill_chunk is no integer of at least 1.
     """
 
     inner: Drafter
@@ -69,7 +78,7 @@ class Cascade(FixedWidth):
         if self.lm.vocab_size != target.vocab_size:
             raise ValueError(
                 f"a cascade's models need one vocabulary size, got {target.vocab_size} for the target and "
-                f"{self.lm.vocab_size} for the draft; DraftModel can do with two"
+                f"{self.lm.vocab_size} for the draft; use DraftModel, which fits a draft of another size to the target"
             )
         self.inner.plan(self.lm, self.num_speculative_tokens)
         return super().plan(target, num_speculative_tokens)
@@ -89,7 +98,7 @@ class Cascade(FixedWidth):
 
         def body(carry: tuple) -> tuple:
             drafting, told = carry
-            before = drafting.lengths - state.lengths  # drafted so far
+            before = drafting.lengths - state.lengths  # i32[B] tokens drafted so far
             draft, drafting = rounds.propose(decoder, drafting)
             scored = rounds.score(decoder, drafting, draft)
             judged = rounds.judge(decoder, drafting, scored)
@@ -100,7 +109,7 @@ class Cascade(FixedWidth):
             return drafting, jax.tree.map(lambda buffer, block: put(buffer, block, before), told, new)
 
         sure = jnp.zeros((batch, room), jnp.float32)
-        told = jnp.zeros((batch, room, target.vocab_size), jnp.float32), sure, sure
+        told = jnp.zeros((batch, room, target.vocab_size), jnp.float32), sure, sure  # q, confidence and entropy
         drafting, told = lax.while_loop(lambda carry: jnp.any(carry[0].active), body, (drafting, told))
         q, confidence, entropy = jax.tree.map(lambda x: x[:, :size], told)
         offset = span(size)
@@ -109,22 +118,27 @@ class Cascade(FixedWidth):
         fits = state.lengths[:, None] + offset <= self.lm.max_positions
         valid = drafted & fits & jnp.isfinite(q[..., 0])
         draft = Draft(tokens, valid, q, confidence=confidence, entropy=entropy)
-        lengths = jnp.where(state.active, drafting.cache.lengths, held)  # idle rows may lag
+        lengths = jnp.where(state.active, drafting.cache.lengths, held)  # an idle row's cache may lag behind
         return draft, CascadeState(kv.with_lengths(drafting.cache, lengths), drafting.drafter), state.cache
 
     def commit(self, target: Model, own: CascadeState, state: DecodeState, outcome: Outcome | None) -> CascadeState:
         del target, outcome
         cache = kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1))
-        # One round of the target may undo several of the draft model's.
+        # One round of the target may undo several rounds of the draft model. So the inner drafter is told only the new
+        # lengths, by an outcome of None.
         inner = self.inner.commit(self.lm, own.inner, state._replace(cache=cache, drafter=own.inner), None)
         return CascadeState(cache, inner)
 
     @property
     def _decoder(self) -> Decoder:
+        """The decoder whose target is the draft model and whose drafter is the inner drafter."""
         return Decoder(self.lm, self.inner, GivenNoise(), self.num_speculative_tokens)
 
     def _begin(self, own: CascadeState, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
-        """The draft model's own decoding: K more tokens for every active row, and nothing else ends a row."""
+        """The state from which the draft model decodes ``size`` = K more tokens for every active row.
+
+        No stop token ends a row there, only the new limit. The token buffer has room for one inner block more.
+        """
         request = state.request._replace(
             key=keys, stop_ids=jnp.full_like(state.request.stop_ids, sampling.NO_TOKEN), limit=state.lengths + size
         )

@@ -1,4 +1,4 @@
-"""A draft model: any smaller Llama with the target's tokenizer, decoding ahead with a cache of its own."""
+"""A draft model: any smaller model with the target's tokenizer. The draft model decodes ahead in its own cache."""
 
 import dataclasses
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from specjax.text.tokenizer import check_same_tokenizer
 
 
 class DraftState(NamedTuple):
-    cache: KVCache  # the draft model's; its lengths say how much of the committed text it holds
+    # The draft model's cache. Its lengths say how many tokens of the text it holds.
+    cache: KVCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,15 @@ class DraftModel(FixedWidth):
 
     Args:
       lm: the draft model.
-      temperature: replaces the request's while drafting. 0 drafts greedily, and then q is one-hot, as it must be.
-      prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause; None:
+      temperature: replaces the request's temperature while drafting. None: the request's. At 0 the draft is greedy, and
+        q is one-hot, because each token is then certain.
+      prefill_chunk: how many tokens are fed at a time when the cache is behind, at first use or after a pause. None:
         512, on a CPU 64.
-      any_tokenizer: drafts although its tokenizer gives ids another meaning than the target's does. The text stays the
-        target's.
+      any_tokenizer: drafts although the draft model's tokenizer gives some ids another meaning than the target's
+        tokenizer does. The text stays the target's.
+
+    Raises:
+      ValueError: ``temperature`` is no number from 0 on, or ``prefill_chunk`` is no integer of at least 1.
     """
 
     lm: Model
@@ -56,7 +61,8 @@ class DraftModel(FixedWidth):
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
         def two(cache, previous, last, position):
-            # The token before the last again: then full acceptance leaves no hole in the cache.
+            # Feeds the token before the last once more. If the whole last draft was accepted, the cache has no entry of
+            # this token: a draft's own last token is never fed.
             fed = jnp.maximum(position - 1, 0)
             pair = jnp.where((position > 0)[:, None], jnp.stack([previous, last], 1), jnp.stack([last, last], 1))
             out = self.lm(pair, kv.with_lengths(cache, fed))
@@ -67,12 +73,12 @@ class DraftModel(FixedWidth):
             out = self.lm(last[:, None], kv.with_lengths(cache, position))
             return out.logits[:, 0], out.cache
 
-        # The first step feeds the last two tokens itself.
+        # The first draft step feeds the last two tokens, so the cache needs only the tokens before them.
         wanted = jnp.maximum(state.lengths - 2, 0)
         cache = catch_up(self.lm, own.cache, state, wanted, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths - 1 + num_speculative_tokens, cache.lengths)  # idle rows may lag
         vocab = target.vocab_size
-        # Where one token is no faster than two, all K steps are one program.
+        # If a call with one token is no faster than a call with two, every step feeds two: K steps of one program.
         steps = (two, None) if tuning.least_tokens(self.lm, len(held)) == 2 else (one, two)
         draft, cache = draw_chain(
             steps[0], cache, state, keys, num_speculative_tokens, vocab, self.temperature, first=steps[1]
@@ -83,13 +89,18 @@ class DraftModel(FixedWidth):
         return draft._replace(valid=draft.valid & fits), DraftState(cache), state.cache
 
     def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
-        # Fed and committed tokens agree up to the new last one, which is a correction or a bonus the draft never fed.
+        # The fed tokens are the committed ones up to the new last token. The new last token is a correction or a bonus,
+        # which the draft model has not read.
         del target, outcome
         return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
 
 
 def check_draft_model(target: Model, draft: Model, any_tokenizer: bool = False) -> None:
-    """Raises ValueError if the two live on different devices, or speak different tokens and may not."""
+    """Checks that one model can draft for another.
+
+    Raises:
+      ValueError: the models are on different devices, or their tokenizers differ and ``any_tokenizer`` is False.
+    """
     if draft.mesh != target.mesh:
         raise ValueError(
             f"the draft model is on {_devices(draft)} and the target on {_devices(target)}; put the draft beside "

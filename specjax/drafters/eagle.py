@@ -1,4 +1,21 @@
-"""EAGLE: a trained head drafts from the target's hidden states, a chain or a tree (Li et al. 2024, 2025)."""
+"""EAGLE: a trained head drafts from the target's hidden states, a chain or a tree (Li et al. 2024, 2025).
+
+The head reads a sequence of entries. Entry j joins two things: the target's states at token j (the feature), and the
+embedding of token j + 1. The entry's output predicts token j + 2. An example with n = 5 committed tokens A B C D E
+(token 0 is A) and two drafted tokens f g:
+
+    token  feature                       entry  prediction
+    B      the target's states at A      0      C
+    C      the target's states at B      1      D
+    D      the target's states at C      2      E           the last entry in the cache
+    E      the target's states at D      3      f           made by ``propose`` from ``EagleState.feature``
+    f      the head's output at entry 3  4      g           made by ``propose``; the target has not read E yet
+    g      the head's output at entry 4  5      ...         only if a third token is drafted
+
+The target has read A to D: the last committed token is fed by the next verification. So n committed tokens have n - 1
+entries, of which the cache holds n - 2. After the round ``commit`` replaces the entries of the drafted tokens by
+entries with the target's states.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,28 +43,37 @@ Head = Eagle3Head | Eagle1Head
 
 
 class EagleState(NamedTuple):
-    """Entry j joins the target's states at token j with token j + 1, so n committed tokens make n - 1 entries."""
+    """The entries of each row's committed text; the table at the top of this file shows them."""
 
-    cache: KVCache  # the first n - 2 entries if the row is ready; its lengths say how many there are
-    feature: jax.Array  # [B, H] the target's fused states for the next entry
-    ready: jax.Array  # bool[B] whether ``feature`` is that
+    # The head's cache. Its lengths say how many entries it holds: n - 2 for a ready row of n committed tokens.
+    cache: KVCache
+    # [B, H] The target's states at token n - 2, fused into one: the feature of the next entry. Unset if not ready.
+    feature: jax.Array
+    # bool[B] Whether ``cache`` and ``feature`` are up to date. A row that is not ready proposes nothing.
+    ready: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
 class Eagle(ChainOrTree):
-    """Draws K tokens one after the other, each from the head's own last output, or grows a tree of them.
+    """Draws K tokens one after the other, each from the head's output for the token before, or grows a tree of tokens.
 
-    It reads the prompt along with the target. With a row that it could not follow, as under a cascade, it catches up
-    (``resume``): the target is asked for its states again, ``prefill_chunk`` tokens at a time.
+    The head reads the prompt along with the target. Under a cascade the head can't follow the target. Then ``resume``
+    catches up: the target is run again for its states, ``prefill_chunk`` tokens at a time.
 
     Args:
       config: the head's shape: an ``Eagle3HeadConfig``, or an ``Eagle1HeadConfig`` (EAGLE and EAGLE-2).
-      params: its weights, the tree of ``modules.structure(config.module, config)``.
-      tokens: i32[D], the target's id of each token that the head can draft; None: all, as they are.
-      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
-      temperature: replaces the request's while drafting.
-      prefill_chunk: tokens fed at a time when the head is behind; None: 512, on a CPU 64.
-      embed: [V, H], where the head has an embedding of its own; None: the target's.
+      params: the head's weights, the tree of ``modules.structure(config.module, config)``.
+      tokens: i32[D], the target's id of each token that the head can draft. None: the head drafts all of the target's
+        tokens, under the target's ids.
+      tree: None for a chain. For a tree: how the tree grows (``FixedTree``, ``DynamicTree``), its topology, or its
+        widths.
+      temperature: replaces the request's temperature while drafting. None: the request's.
+      prefill_chunk: how many tokens are fed at a time when the head is behind. None: 512, on a CPU 64.
+      embed: [V, H], the head's own embedding. None: the head uses the target's embedding.
+
+    Raises:
+      ValueError: ``tree`` is no tree, ``temperature`` is no number from 0 on, or ``prefill_chunk`` is no integer of at
+        least 1.
     """
 
     config: Eagle3HeadConfig | Eagle1HeadConfig
@@ -63,21 +89,53 @@ class Eagle(ChainOrTree):
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
-        c, own = target.config, self.config
-        if own.layer.hidden_size != c.hidden_size:
+        size, taps, layers = self.config.layer.hidden_size, self.config.taps, target.config.num_hidden_layers
+        if size != target.config.hidden_size:
             raise ValueError(
-                f"this head reads hidden states of size {own.layer.hidden_size}, but the target's are {c.hidden_size}: "
-                "it was trained for another model"
+                f"this EAGLE head reads hidden states of size {size}, but the target's are "
+                f"{target.config.hidden_size}: the head was trained for another model; load a head for this target"
             )
-        if not all(0 <= after <= c.num_hidden_layers for after in own.taps):
-            raise ValueError(f"this head reads after layers {own.taps}, but the target has {c.num_hidden_layers}")
-        return super().plan(target, num_speculative_tokens)._replace(taps=own.taps)
+        if not all(0 <= after <= layers for after in taps):
+            raise ValueError(
+                f"this EAGLE head reads after layers {taps}, but the target has {layers}: the head was trained for "
+                "another model; load a head for this target"
+            )
+        return super().plan(target, num_speculative_tokens)._replace(taps=taps)
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = kv.room(capacity + self.room(num_speculative_tokens))
         cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype)
         feature = jnp.zeros((batch, target.hidden_size), target.dtype)
         return EagleState(cache, feature, jnp.zeros(batch, bool))
+
+    def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
+        head = self._head()
+        size = out.hidden.shape[1]
+        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
+        features, everyone = self._features(head, out), jnp.ones_like(own.ready)
+        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
+
+    def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
+        """Makes every active row of at least two tokens ready.
+
+        A row of one token has no entry yet, so the row proposes nothing. The next ``commit`` makes the row ready.
+        """
+        head = self._head()
+        last = state.tokens.shape[1] - 1  # the bound is the token buffer: a cascade's model has a longer cache
+        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
+
+        def behind(own: EagleState):
+            return jnp.any(_lags(own, state))
+
+        def feed(own: EagleState) -> EagleState:
+            # A chunk must end inside the token buffer. Near the end the chunk starts early and makes some entries anew.
+            starts = jnp.minimum(own.cache.lengths, last - size)
+            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
+            out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
+            features, lags = self._features(head, out), _lags(own, state)
+            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
+
+        return lax.while_loop(behind, feed, own)
 
     def propose(
         self, target: Model, own: EagleState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -89,13 +147,33 @@ class Eagle(ChainOrTree):
         own = own._replace(cache=kv.with_lengths(cache, own.cache.lengths))
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
+    def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
+        wanted = state.lengths - 2
+        if outcome is None:  # the target's states are not known, and the token of the last entry may have changed
+            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
+            return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
+        head = self._head()
+        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
+        # The features belong to the tokens from position before - 2 on, where ``before`` is the row's length before the
+        # round. A row of one token has no token there: its first feature is unset, and the features start at token 0.
+        before = state.lengths - outcome.accepted - 1
+        alone = before == 1
+        features = jnp.where(alone[:, None, None], jnp.roll(features, -1, axis=1), features)
+        starts = jnp.maximum(before - 2, 0)
+        index = starts[:, None] + 1 + span(features.shape[1] - 1)
+        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
+        rows = state.active & (own.ready | alone)
+        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
+        return own._replace(ready=own.ready & state.active)
+
     def _chain(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
+        """A chain of ``size`` tokens, and the head's cache with the entries of the draft behind the committed ones."""
         spread = spreading(self.tokens, target.vocab_size)
 
         def next_logits(carry, previous, last, position):
             feature, cache = carry
-            at = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
-            hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], at)
+            cache = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
+            hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], cache)
             return spread(head.head(hidden))[:, 0], (hidden[:, 0], cache)
 
         first, vocab = (own.feature, own.cache), target.vocab_size
@@ -103,16 +181,17 @@ class Eagle(ChainOrTree):
         return draft, cache
 
     def _tree(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
+        """A tree ``depth`` deep, and the head's cache with the entries of the draft behind the committed ones."""
         spread = spreading(self.tokens, target.vocab_size)
-        root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; its tree follows
+        root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; the tree's entries follow
         rows = jnp.arange(root.shape[0], dtype=jnp.int32)
 
         def step(carry, tokens: jax.Array, level: Level):
-            above, cache = carry  # [B, W', H] the outputs of the level before
-            at = kv.with_lengths(cache, root + 1 + level.fed)
+            above, cache = carry  # above is [B, W', H], the head's outputs at the level before
+            cache = kv.with_lengths(cache, root + 1 + level.fed)
             features = above[rows[:, None], level.parents]
             hidden, cache = head(
-                self._embedded(target, tokens), features, at, *level.attention(root + 1, cache.capacity)
+                self._embedded(target, tokens), features, cache, *level.attention(root + 1, cache.capacity)
             )
             return spread(head.head(hidden)), (hidden, cache)
 
@@ -125,33 +204,8 @@ class Eagle(ChainOrTree):
         return draft, cache
 
     def _embedded(self, target: Model, tokens: jax.Array) -> jax.Array:
+        """The embeddings that this head reads of tokens i32[...]. -> [..., H]."""
         return target.embed(tokens) if self.embed is None else self.embed[tokens]
-
-    def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
-        head = self._head()
-        size = out.hidden.shape[1]
-        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
-        features, everyone = self._features(head, out), jnp.ones_like(own.ready)
-        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
-
-    def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
-        """Makes every active row of at least two tokens ready."""
-        head = self._head()
-        last = state.tokens.shape[1] - 1  # under a cascade the model's cache is longer than the head's
-        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
-
-        def behind(own: EagleState):
-            return jnp.any(_lags(own, state))
-
-        def feed(own: EagleState) -> EagleState:
-            # Near the end of the buffers a chunk starts early, over entries that it makes once more.
-            starts = jnp.minimum(own.cache.lengths, last - size)
-            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
-            out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
-            features, lags = self._features(head, out), _lags(own, state)
-            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
-
-        return lax.while_loop(behind, feed, own)
 
     def _extend(
         self,
@@ -164,13 +218,24 @@ class Eagle(ChainOrTree):
         wanted: jax.Array,
         rows: jax.Array,
     ) -> EagleState:
-        """The state once the entries from ``starts`` on are made of next tokens i32[B, T] and fused states [B, T+, H].
+        """The own state after T more entries of the committed text.
 
-        Rows bool[B] take it, up to ``wanted`` i32[B] entries; those whose next states are among these are ready.
+        Args:
+          target: the target, whose embedding the head may use.
+          head: the head.
+          own: the own state.
+          starts: i32[B], the number of the first new entry. That is also the position of the entry's feature.
+          features: [B, T or more, H], the target's states at positions from ``starts`` on, fused.
+          tokens: i32[B, T], the token of each entry: those at positions from ``starts + 1`` on.
+          wanted: i32[B], how many entries the cache may hold. Entries past that are padding.
+          rows: bool[B], the rows that take the new entries. The others keep their state.
+
+        Returns:
+          The new own state. A row becomes ready once its feature at position ``wanted`` is among ``features``.
         """
         size = tokens.shape[1]
         _, cache = head(self._embedded(target, tokens), features[:, :size], kv.with_lengths(own.cache, starts))
-        # A row that was there before keeps what it had: later blocks of the prompt are padding to it.
+        # A row that reached ``wanted`` before keeps its state: later blocks of a prompt are padding for this row.
         taken = rows & (starts <= wanted)
         reached = taken & (wanted < starts + features.shape[1])
         feature = row_at(features, jnp.clip(wanted - starts, 0, features.shape[1] - 1))
@@ -179,34 +244,16 @@ class Eagle(ChainOrTree):
             kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
         )
 
-    def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
-        wanted = state.lengths - 2
-        if outcome is None:  # no states came with it, and the last entry's token may have changed
-            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
-            return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
-        head = self._head()
-        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
-        # They are of the tokens from n - 2 on, n as before the round; a row of one token has none there yet.
-        before = state.lengths - outcome.accepted - 1
-        alone = (before == 1)[:, None]
-        features = jnp.where(alone[..., None], jnp.roll(features, -1, axis=1), features)
-        starts = jnp.maximum(before - 2, 0)
-        index = starts[:, None] + 1 + span(features.shape[1] - 1)
-        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
-        rows = state.active & (own.ready | alone[:, 0])
-        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
-        return own._replace(ready=own.ready & state.active)
-
     def _head(self) -> Head:
         return modules.merge(self.config.module, self.config, self.params)
 
     def _features(self, head: Head, out: Output | Outcome) -> jax.Array:
-        """Of what was seen, the states that this head reads, as one. -> [B, T, H]."""
+        """The target's states at T tokens that this head reads, fused into one a token. -> [B, T, H]."""
         return head.features({after: out.taps[after] for after in self.config.taps}, out.hidden)
 
 
 def _lags(own: EagleState, state: DecodeState) -> jax.Array:
-    """Which active rows must be asked about again. -> bool[B]."""
+    """The active rows of at least two tokens for which the target must be run again. -> bool[B]."""
     return state.active & (state.lengths >= 2) & ~own.ready
 
 

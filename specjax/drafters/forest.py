@@ -18,17 +18,18 @@ from specjax.models.model import Model, Output
 
 @dataclasses.dataclass(frozen=True)
 class Forest(FixedWidth):
-    """Proposes what each of several drafters does, in one tree: their first tokens are siblings, judged in their order.
+    """Proposes the drafts of all members in one tree. The first tokens are siblings, judged in the members' order.
 
-    The members draw independently of each other: a sibling is judged by the q that it alone was drawn from, so none may
-    depend on another's draw. Where two propose the same token, what both have below it stands below the first.
+    The members draw independently of each other. Each sibling is judged by the q of its own member, so no draw may
+    depend on another member's draw. If two members propose the same token after the same text, the children of both
+    tokens stand below the first of the two.
 
     Args:
-      members: ``TreeModel``, ``Eagle``, ``Medusa`` or ``PaSS``, which make no assumption about whose tokens were kept.
-        ``TreeModel(lm, (1,))`` is a plain ``DraftModel``.
+      members: two or more of ``TreeModel``, ``Eagle``, ``Medusa`` and ``PaSS``. These drafters do not assume that the
+        kept tokens are their own. ``TreeModel(lm, (1,))`` drafts the tokens of ``DraftModel(lm)``.
 
     Raises:
-      ValueError: for fewer than two members, or others.
+      ValueError: there are fewer than two members, or a member is another drafter.
     """
 
     members: tuple[Any, ...]
@@ -60,16 +61,16 @@ class Forest(FixedWidth):
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
-        drafts, after, cache = [], [], state.cache
+        drafts, new_own, cache = [], [], state.cache
         for number, (member, its_own) in enumerate(zip(self.members, own, strict=True)):
             # Fold in a negative number: positions are never negative, so no other draw uses these keys.
-            apart = random.fold(keys, -number) if number else keys
+            member_keys = random.fold(keys, -number) if number else keys
             asked = state._replace(cache=cache)
-            draft, its_own, cache = member.propose(target, its_own, asked, apart, num_speculative_tokens)
+            draft, its_own, cache = member.propose(target, its_own, asked, member_keys, num_speculative_tokens)
             drafts.append(draft)
-            after.append(its_own)
+            new_own.append(its_own)
         tree = _side_by_side(drafts, target.vocab_size, num_speculative_tokens)
-        return tree, tuple(after), cache
+        return tree, tuple(new_own), cache
 
     def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
         return tuple(m.commit(target, s, state, outcome) for m, s in zip(self.members, own, strict=True))
@@ -79,25 +80,34 @@ jax.tree_util.register_dataclass(Forest, data_fields=["members"], meta_fields=[]
 
 
 def _side_by_side(drafts: list[Draft], vocab: int, depth: int) -> Draft:
-    """One tree, ``depth`` deep, of several drafts."""
+    """One tree of several drafts, at most ``depth`` = K deep. V is ``vocab``."""
     nodes, parents, parts = 0, [], []
     for draft in same_probs(drafts, vocab):
         rows, size = draft.tokens.shape
         above = parents_of(draft.shape, rows, size)
         parents.append(jnp.where(above > 0, above + nodes, 0))
-        parts.append(Draft(draft.tokens, draft.valid, draft.probs))  # its shape is part of the whole's
+        parts.append(Draft(draft.tokens, draft.valid, draft.probs))  # its shape goes into ``parents``
         nodes += size
     joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
     return joined._replace(shape=grown(_merged(joined, jnp.concatenate(parents, axis=1), depth).astype(jnp.int32)))
 
 
 def _merged(draft: Draft, parents: jax.Array, depth: int) -> jax.Array:
-    """Parents i32[B, N] with every node's children put below the first of its equals: same parent, same token.
+    """Puts the children of nodes with the same parent and the same token below the first of these nodes.
 
-    The equals stay, since what one refuses of a token the next must refuse too.
+    The later ones of such equal nodes stay in the tree, without children. If the first one is refused, each later one
+    is refused too, and each refusal changes the distribution of the next draw.
+
+    Args:
+      draft: the draft; its shape is not read.
+      parents: i32[B, N], the parent node of each drafted token.
+      depth: K.
+
+    Returns:
+      The new parents, i32[B, N].
     """
     tokens, itself = draft.tokens, jnp.eye(draft.tokens.shape[1], dtype=bool)[None]
-    for _ in range(depth - 1):  # what stands a level deeper can be alike once its parents are one
+    for _ in range(depth - 1):  # merging the nodes of a level can make nodes of the next level equal
         alike = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])
         first = jnp.argmax(alike & draft.valid[:, None] | itself, axis=2).astype(jnp.int32)  # [B, N]
         above = jnp.take_along_axis(first, jnp.maximum(parents - 1, 0), axis=1) + 1

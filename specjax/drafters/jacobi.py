@@ -1,7 +1,8 @@
 """Jacobi decoding: the target's own answers to a wrong guess are the next guess.
 
-Santilli et al. 2023 (parallel greedy decoding); with sampling, the guess is drawn from the distribution that the last
-iteration left for its position and judged against that q (speculative Jacobi decoding, Teng et al. 2024).
+Santilli et al. 2023 describe the method for greedy decoding. With sampling, a round leaves a distribution for each
+position after the kept tokens. The next guess is drawn from these distributions, and judged with them as q (speculative
+Jacobi decoding, Teng et al. 2024).
 """
 
 import dataclasses
@@ -19,21 +20,24 @@ from specjax.models.model import Model
 
 
 class Guess(NamedTuple):
-    q: jax.Array  # f32[B, K, V] the next draft's distributions
-    known: jax.Array  # i32[B] how many of them answer to a real iteration
+    # f32[B, K, V] The distributions of the next draft's tokens.
+    q: jax.Array
+    # i32[B] How many of these distributions come from the last round. The others are no guess yet and are not drafted.
+    known: jax.Array
 
 
 @static
 @dataclasses.dataclass(frozen=True)
 class Jacobi(FixedWidth):
-    """Drafts K tokens at no cost of its own: verification's answers past the last kept token are the next draft.
+    """Drafts up to K tokens without a model call: the target's answers past the last kept token are the next draft.
 
-    Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. A
-    guess at position n depends on draws for positions before n alone, so drawing it again with n's key is sound.
+    The proposals depend on the row's history, so Jacobi is exempt from the law that a fresh start would propose the
+    same. A guess for position n depends only on draws for positions before n. So the guess may be drawn again with the
+    key of position n.
     """
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
-        # The distributions of a guess are the target's own, and say nothing about how sure a drafter is.
+        # The distributions are the target's answers to a wrong guess. They don't say how sure a drafter is.
         return super().plan(target, num_speculative_tokens)._replace(gives_probs=False)
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Guess:
@@ -47,7 +51,7 @@ class Jacobi(FixedWidth):
         del target
         offset = span(num_speculative_tokens)
         q, known = own
-        run_at_least = jnp.full_like(known, q.shape[1])  # the answers at every position are the point
+        run_at_least = jnp.full_like(known, q.shape[1])  # all K answers are needed for the next draft
         q = q[:, :num_speculative_tokens]
         tokens = random.categorical(random.at(keys, state.lengths[:, None] + offset), q)
         valid = (offset < known[:, None]) & jnp.isfinite(q[..., 0])
@@ -59,6 +63,6 @@ class Jacobi(FixedWidth):
         if outcome is None:
             return Guess(q, jnp.zeros_like(known))
         size = q.shape[1]
-        node = outcome.accepted[:, None] + 1 + span(size)  # the answer to the token before the guessed one
+        node = outcome.accepted[:, None] + 1 + span(size)  # the node before each position of the next draft
         q = jnp.take_along_axis(outcome.p, jnp.minimum(node, size)[:, :, None], axis=1)
         return Guess(q, size - outcome.accepted)

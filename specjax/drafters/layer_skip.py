@@ -1,7 +1,7 @@
 """Self-drafting: the target with some of its sublayers left out, on its own weights and its own cache.
 
-Early exit is LayerSkip (Elhoushi et al. 2024); any subset of attention and MLP sublayers is Draft & Verify (Zhang et
-al. 2024).
+Leaving out all layers from one on is LayerSkip (Elhoushi et al. 2024, early exit). Leaving out any set of attention and
+MLP sublayers is Draft & Verify (Zhang et al. 2024).
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from specjax.models.model import Model
 class LayerSkip(Stateless):
     """Draws K tokens from the target without some of its sublayers.
 
-    It keeps nothing of its own: committed tokens are read from the target's cache as verification left it, and what
-    the draft writes there, past the last committed token, verification writes again. So only one token is fed a step.
+    There is no cache but the target's. The draft reads the committed tokens' entries as verification left them, and
+    writes its own entries past them. Verification overwrites those. So each draft step feeds only one token.
 
     Args:
-      exit_layer: layers from this one on are left out; None keeps all.
-      skip_attention: layers whose attention is left out.
-      skip_mlp: layers whose MLP is left out.
-      temperature: replaces the request's while drafting.
+      exit_layer: layers from this number on are left out. None keeps all layers.
+      skip_attention: the numbers of the layers whose attention is left out.
+      skip_mlp: the numbers of the layers whose MLP is left out.
+      temperature: replaces the request's temperature while drafting. None: the request's.
     """
 
     exit_layer: int | None = None
@@ -37,7 +37,7 @@ class LayerSkip(Stateless):
     temperature: float | None = None
 
     def __post_init__(self):
-        for name in ("skip_attention", "skip_mlp"):  # lists would not be static
+        for name in ("skip_attention", "skip_mlp"):  # a list has no hash, and static fields need one
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
@@ -49,12 +49,6 @@ class LayerSkip(Stateless):
             if outside:
                 raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
         return super().plan(target, num_speculative_tokens)
-
-    def run(self, num_layers: int) -> tuple[tuple[bool, bool], ...]:
-        """For each layer, whether its attention and its MLP take part."""
-        end = num_layers if self.exit_layer is None else self.exit_layer
-        layers = range(num_layers)
-        return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -70,3 +64,9 @@ class LayerSkip(Stateless):
             next_logits, state.cache, state, keys, num_speculative_tokens, vocab, self.temperature
         )
         return draft, own, cache
+
+    def run(self, num_layers: int) -> tuple[tuple[bool, bool], ...]:
+        """For each of ``num_layers`` layers: whether its attention runs, and whether its MLP runs."""
+        end = num_layers if self.exit_layer is None else self.exit_layer
+        layers = range(num_layers)
+        return tuple((i < end and i not in self.skip_attention, i < end and i not in self.skip_mlp) for i in layers)

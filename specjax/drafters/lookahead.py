@@ -1,7 +1,24 @@
-"""Lookahead decoding: what the target answers to a window of guesses is drafted where it fits (Fu et al. 2024).
+"""Lookahead decoding: n-grams that grow from the target's answers to guesses are drafted later (Fu et al. 2024).
 
-Jacobi decoding throws away what the target answers to a wrong guess. Here each column of guesses goes on for K calls, a
-token a call, so that what it then holds follows from itself; such an n-gram is proposed where its first token comes up.
+Jacobi decoding throws away the target's answers to wrong guesses. Lookahead decoding keeps them in a window of guesses,
+W columns wide and K rows high. Every call of the target adds one token to each column: the target's answer. After K
+calls each token of a column is the target's answer to the tokens above it in the same column. A column and its newest
+answer are an n-gram of K + 1 tokens. The n-gram is proposed later, wherever the text ends with its first token.
+
+The window, for W = 4 columns and K = 3 calls, after the last committed token e:
+
+    depth below e      0   1   2   3   4   5   6   7
+    oldest guesses     e   a0  a1  a2  a3                     a chain after e
+    one call later             b0  b1  b2  b3                 b0 stands below a0, b1 below a1, ...
+    latest call                    c0  c1  c2  c3             c0 stands below b0, ...
+    new answers                        d0  d1  d2  d3         the target's answers to the latest guesses
+
+    Column 0 is a0 b0 c0. With the answer d0 the column makes the n-gram a0 b0 c0 d0.
+    The next round's window has the rows b, c and d.
+
+A guess attends to the text, to the oldest guesses up to its column, and to the guesses above it in its column: b1 sees
+e, a0, a1 and itself. Beside the window the same tree holds the n-grams that begin with e, each as a chain of K tokens
+below e.
 """
 
 import dataclasses
@@ -21,32 +38,36 @@ from specjax.models.model import Model
 
 
 class Trajectory(NamedTuple):
-    window: jax.Array  # i32[B, K, W] the guesses of the last K calls, oldest first; NO_TOKEN before the first round
-    pool: jax.Array  # i32[B, S, K+1] n-grams in a ring; NO_TOKEN where there is none
-    next: jax.Array  # i32[B] where the ring goes on
+    """The guesses and n-grams of each row. S is the number of n-grams that a row remembers."""
+
+    # i32[B, K, W] The guesses of the last K calls, the oldest call first. NO_TOKEN before the first round.
+    window: jax.Array
+    # i32[B, S, K+1] The n-grams, in a ring. NO_TOKEN in an empty slot.
+    pool: jax.Array
+    # i32[B] The slot of the ring that is written next.
+    next: jax.Array
 
 
 @static
 @dataclasses.dataclass(frozen=True)
 class Lookahead(FixedWidth):
-    """Drafts n-grams of K + 1 tokens that the target itself once gave; at no call of its own, but in a wide block.
+    """Drafts n-grams of K + 1 tokens that the target itself gave before. Costs no extra call, but a wide block.
 
-    One tree holds both branches of the paper. In the window the oldest guesses are a chain, from each of which the
-    later ones of its column lead on; the target's answer to the last of these makes a new n-gram. Beside it stand, as
-    chains of K, the ``guesses`` latest n-grams that begin with the row's last token. So the block has
-    (window + guesses) * K tokens beside that. What of the window is at most K deep is judged like any draft: as in
-    Jacobi decoding a guess may be right.
+    One tree holds both branches of the paper: the window of guesses, which the picture at the top of this file shows,
+    and beside the window the ``guesses`` latest n-grams that begin with the row's last token. The block has
+    1 + (window + guesses) * K tokens. Guesses that are at most K deep are judged like any draft, because a guess may be
+    right, as in Jacobi decoding.
 
-    Its proposals depend on its history, so it is exempt from the law that a fresh start would propose the same. They
-    are point masses: whatever it proposes, the text is that of plain decoding.
+    The proposals depend on the row's history, so Lookahead is exempt from the law that a fresh start would propose the
+    same. All proposals are point masses, so with any proposals the text is that of plain decoding.
 
     Args:
-      window: W, columns of guesses, and so n-grams found a round.
-      guesses: n-grams proposed at most (the paper's G).
-      slots: n-grams a row remembers; the oldest make room for new ones.
+      window: W, how many columns of guesses there are. Each round finds up to W n-grams, one a column.
+      guesses: how many n-grams are proposed at most (the paper's G).
+      slots: S, how many n-grams a row remembers. The oldest make room for new ones.
 
     Raises:
-      ValueError: unless all are integers of at least 1, and the pool holds a round's n-grams and proposals.
+      ValueError: unless all three are integers of at least 1, and ``slots`` is at least ``window`` and ``guesses``.
     """
 
     window: int = 8
@@ -78,11 +99,11 @@ class Lookahead(FixedWidth):
         del target, keys
         size = num_speculative_tokens
         rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
-        # The first guesses are tokens from here and there in the prompt.
+        # The first guesses are tokens from scattered places of the text. The factor 7 spreads the places.
         scattered = 7 * span(size * self.window) % state.lengths[:, None]
         begun = jnp.take_along_axis(state.tokens, scattered, axis=1).reshape(own.window.shape)
         window = jnp.where(own.window == NO_TOKEN, begun, own.window)
-        # A row that sits out begins when it is its turn, not when a neighbour happens to ask.
+        # An idle row gets its first guesses when it becomes active, not when another row of its batch proposes.
         own = own._replace(window=jnp.where(state.active[:, None, None], window, own.window))
         last = state.tokens[rows, state.lengths - 1]
         ngrams, found = jax.vmap(self.matches)(own.pool, own.next, last)
@@ -90,17 +111,33 @@ class Lookahead(FixedWidth):
         above, shallow = self.tree(size)
         judged = jnp.broadcast_to(shallow.ravel(), (len(rows), shallow.size))
         valid = jnp.concatenate([judged, jnp.repeat(found, size, axis=1)], axis=1)
-        # Beside a drafter of narrower blocks too: the answers to the window are the point.
+        # The target must answer the whole window. Inside FirstOf the other drafter may allow narrower blocks.
         run_at_least = jnp.full(len(rows), size * self.window, jnp.int32)
         return Draft(tokens, valid, None, FixedTreeShape(above), run_at_least), own, state.cache
 
-    def tree(self, size: int) -> tuple[tuple[int, ...], np.ndarray]:
-        """Parents of the N nodes, and which nodes of the window are at most K deep.
+    def commit(self, target: Model, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
+        del target, state
+        if outcome is None:  # the rows were only cut back; a guess need not fit the text, so all guesses stay
+            return own
+        _, size, _ = own.window.shape
+        count = size * self.window
+        asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
+        # The verified draft may be another drafter's, or the row was idle. Such a row learns nothing.
+        learned = jnp.all(asked == own.window, axis=(1, 2)) & outcome.draft.valid[:, 0]
+        answers = outcome.answers[:, 1 : 1 + count].reshape(own.window.shape)[:, -1:]
+        grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
+        pool, following = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
+        new = Trajectory(grown[:, 1:], pool, following)
+        return where_rows(learned, new, own)
 
-        The window stands first, call by call, then the chains.
+    def tree(self, size: int) -> tuple[tuple[int, ...], np.ndarray]:
+        """The tree of a block: the window's nodes first, row by row, then the n-grams' chains.
+
+        Args:
+          size: K.
 
         Returns:
-          N numbers, and bool[K, W].
+          The parent node of each of the N tokens, and bool[K, W], which nodes of the window are at most K deep.
         """
         node = 1 + np.arange((self.window + self.guesses) * size)
         window, chains = node[: self.window * size].reshape(size, -1), node[self.window * size :].reshape(-1, size)
@@ -109,36 +146,35 @@ class Lookahead(FixedWidth):
         depth = 1 + np.arange(self.window) + np.arange(size)[:, None]
         return tuple(np.concatenate([above_window.ravel(), above_chains.ravel()]).tolist()), depth <= size
 
-    def matches(self, pool: jax.Array, at: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What follows ``last`` i32[] in a row's n-grams that begin with it, the latest first.
+    def matches(self, pool: jax.Array, following: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The continuations of a row's last token: the rest of each n-gram that begins with this token, latest first.
+
+        Args:
+          pool: i32[S, K+1], the row's n-grams.
+          following: i32[], the slot of the ring that is written next.
+          last: i32[], the row's last token.
 
         Returns:
-          i32[guesses, K], and bool[guesses] which are such.
+          i32[guesses, K] continuations, and bool[guesses], which of them exist.
         """
-        age = (jnp.arange(self.slots, dtype=jnp.int32) - at) % self.slots  # the latest is the highest
-        rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, age + 1, 0), self.guesses)
+        order = (jnp.arange(self.slots, dtype=jnp.int32) - following) % self.slots  # the latest slot has the highest
+        rank, which = jax.lax.top_k(jnp.where(pool[:, 0] == last, order + 1, 0), self.guesses)
         return pool[which, 1:], rank > 0
 
-    def commit(self, target: Model, own: Trajectory, state: DecodeState, outcome: Outcome | None) -> Trajectory:
-        del target, state
-        if outcome is None:  # cut back, and guesses stay guesses
-            return own
-        _, size, _ = own.window.shape
-        count = size * self.window
-        asked = outcome.draft.tokens[:, :count].reshape(own.window.shape)
-        # Another drafter's may have been verified instead, or the row was idle: then nothing was learned.
-        mine = jnp.all(asked == own.window, axis=(1, 2)) & outcome.draft.valid[:, 0]
-        answers = outcome.answers[:, 1 : 1 + count].reshape(own.window.shape)[:, -1:]
-        grown = jnp.concatenate([own.window, answers], axis=1)  # [B, K+1, W]
-        pool, at = jax.vmap(self.remember)(own.pool, own.next, grown.swapaxes(1, 2))
-        new = Trajectory(grown[:, 1:], pool, at)
-        return where_rows(mine, new, own)
+    def remember(self, pool: jax.Array, following: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Writes new n-grams into a row's pool, so that the pool holds each n-gram once.
 
-    def remember(self, pool: jax.Array, at: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A row's pool i32[S, K+1] with new n-grams i32[W, K+1] in it, each once, and where it goes on."""
+        Args:
+          pool: i32[S, K+1], the row's n-grams.
+          following: i32[], the slot of the ring that is written next.
+          new: i32[W, K+1], the new n-grams.
+
+        Returns:
+          The new pool, and the slot that is written next.
+        """
         known = jnp.any(jnp.all(pool[:, None] == new[None], axis=2), axis=1)
         pool = jnp.where(known[:, None], NO_TOKEN, pool)
-        again = jnp.triu(jnp.all(new[:, None] == new[None], axis=2), 1)  # [W, W] a later one is the same
+        again = jnp.triu(jnp.all(new[:, None] == new[None], axis=2), 1)  # [W, W] whether a later one is the same
         new = jnp.where(jnp.any(again, axis=1)[:, None], NO_TOKEN, new)
-        places = (at + jnp.arange(self.window, dtype=jnp.int32)) % self.slots
-        return pool.at[places].set(new), (at + self.window) % self.slots
+        places = (following + jnp.arange(self.window, dtype=jnp.int32)) % self.slots
+        return pool.at[places].set(new), (following + self.window) % self.slots

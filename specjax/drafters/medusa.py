@@ -1,6 +1,6 @@
 """Medusa: heads on the target's last hidden state draft all tokens at once (Cai et al. 2024).
 
-With ``temperature=0`` and no tree they are the blockwise parallel heads of Stern et al. 2018.
+With ``temperature=0`` and no tree, Medusa is blockwise parallel decoding (Stern et al. 2018).
 """
 
 import dataclasses
@@ -24,20 +24,30 @@ from specjax.models.model import Model, Output
 
 
 class MedusaState(NamedTuple):
-    hidden: jax.Array  # [B, H] the target's at the last token but one, from which it made the last
-    ready: jax.Array  # bool[B] whether it is that
+    # [B, H] The hidden state from which the target predicted the last committed token: the one at the token before.
+    hidden: jax.Array
+    # bool[B] Whether ``hidden`` is up to date. A row that is not ready proposes nothing.
+    ready: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
 class Medusa(ChainOrTree):
-    """Draws up to as many tokens as there are heads, each without regard to those before it; or a tree of them.
+    """Draws the tokens of each depth from one head, whatever the tokens before them, as a chain or as a tree.
+
+    Head i predicts the token i + 1 places after the last committed token's position, so a draft is at most as deep as
+    there are heads.
 
     Args:
       config: the heads' shape.
-      params: their weights, the tree of ``modules.structure(models.medusa_heads.MedusaHeads, config)``.
-      tokens: i32[D], the target's id of each token that they can draft; None: all, as they are.
-      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
-      temperature: replaces the request's while drafting.
+      params: the heads' weights, the tree of ``modules.structure(MedusaHeads, config)``.
+      tokens: i32[D], the target's id of each token that the heads can draft. None: the heads draft all of the target's
+        tokens, under the target's ids.
+      tree: None for a chain. For a tree: how the tree grows (``FixedTree``, ``DynamicTree``), its topology, or its
+        widths.
+      temperature: replaces the request's temperature while drafting. None: the request's.
+
+    Raises:
+      ValueError: ``tree`` is no tree, or ``temperature`` is no number from 0 on.
     """
 
     config: MedusaHeadsConfig
@@ -50,7 +60,7 @@ class Medusa(ChainOrTree):
         if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "
-                f"{target.hidden_size}: they were trained for another model"
+                f"{target.hidden_size}: they were trained for another model; load heads for this target"
             )
         return super().plan(target, num_speculative_tokens)
 
@@ -61,10 +71,22 @@ class Medusa(ChainOrTree):
     def follow(
         self, target: Model, own: MedusaState, state: DecodeState, starts: jax.Array, out: Output
     ) -> MedusaState:
-        at = state.request.prompt_lengths - 2 - starts
-        here = (at >= 0) & (at < out.hidden.shape[1])
-        hidden = row_at(out.hidden, jnp.clip(at, 0, out.hidden.shape[1] - 1))
+        index = state.request.prompt_lengths - 2 - starts  # i32[B], where the block has the last prompt token but one
+        here = (index >= 0) & (index < out.hidden.shape[1])
+        hidden = row_at(out.hidden, jnp.clip(index, 0, out.hidden.shape[1] - 1))
         return MedusaState(jnp.where(here[:, None], hidden, own.hidden), own.ready | here)
+
+    def resume(self, target: Model, own: MedusaState, state: DecodeState) -> MedusaState:
+        """Runs the target again on the last token but one, for active rows that are not ready."""
+        lags = state.active & (state.lengths >= 2) & ~own.ready
+
+        def ask():
+            position = jnp.maximum(state.lengths - 2, 0)
+            token = state.tokens[jnp.arange(len(position), dtype=jnp.int32), position]
+            out = target(token[:, None], kv.with_lengths(state.cache, position), with_logits=False)
+            return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
+
+        return lax.cond(jnp.any(lags), ask, lambda: own)
 
     def propose(
         self, target: Model, own: MedusaState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -74,18 +96,6 @@ class Medusa(ChainOrTree):
         logits = spreading(self.tokens, vocab)(logits)
         draft = drawn_at_once(logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
-
-    def resume(self, target: Model, own: MedusaState, state: DecodeState) -> MedusaState:
-        """Asks the target again for rows whose state is not known."""
-        lags = state.active & (state.lengths >= 2) & ~own.ready
-
-        def ask():
-            at = jnp.maximum(state.lengths - 2, 0)
-            token = state.tokens[jnp.arange(len(at), dtype=jnp.int32), at]
-            out = target(token[:, None], kv.with_lengths(state.cache, at), with_logits=False)
-            return MedusaState(jnp.where(lags[:, None], out.hidden[:, 0], own.hidden), own.ready | lags)
-
-        return lax.cond(jnp.any(lags), ask, lambda: own)
 
     def commit(self, target: Model, own: MedusaState, state: DecodeState, outcome: Outcome | None) -> MedusaState:
         del target

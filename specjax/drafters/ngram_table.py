@@ -1,4 +1,4 @@
-"""Unigram and bigram drafts: next-token tables counted from a text (Leviathan et al. 2023, sections 3.6 and 4.2)."""
+"""Unigram and bigram drafts: next-token tables counted in a corpus (Leviathan et al. 2023, sections 3.6 and 4.2)."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,18 @@ from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
 class NGramTable(OftenSilent):
-    """Draws K tokens from counted next-token frequencies; a token that was never seen to go on ends the chain.
+    """Draws K tokens from counted frequencies of next tokens. A token without a counted successor ends the chain.
 
-    Made by :meth:`count`.
+    :meth:`count` makes a table. R is the number of contexts: 1 for unigrams, the vocabulary size for bigrams.
     """
 
-    # i32[R, M] successors, the most frequent first, padded with the vocabulary size
+    # i32[R, M] The successors in each context, the most frequent first, padded with the vocabulary size.
     tokens: jax.Array = dataclasses.field(repr=False)
-    # f32[R, M]; R = 1 for unigrams, the vocabulary size for bigrams
+    # f32[R, M] The log-probability of each successor; -inf where ``tokens`` is padding.
     logprobs: jax.Array = dataclasses.field(repr=False)
+    # Replaces the request's temperature while drafting. None: the request's.
     temperature: float | None = None
 
     @classmethod
@@ -36,33 +37,38 @@ class NGramTable(OftenSilent):
         keep: int = 64,
         temperature: float | None = None,
     ) -> "NGramTable":
-        """Counts a corpus, which may be the target's own output.
+        """Counts the tokens of a corpus. The corpus may be the target's own output.
 
         Args:
-          sequences: lists of token ids.
-          vocab_size: of the target.
+          sequences: texts as lists of token ids.
+          vocab_size: the target's vocabulary size.
           order: 1 for unigrams, 2 for bigrams.
-          keep: successors kept for each context, the most frequent.
-          temperature: replaces the request's while drafting.
+          keep: how many successors are kept in each context. The most frequent ones are kept.
+          temperature: replaces the request's temperature while drafting. None: the request's.
 
         Raises:
-          ValueError: for another order, an id outside the vocabulary, or a corpus with nothing to count.
+          ValueError: ``order`` is neither 1 nor 2, ``keep`` is below 1, an id is outside the vocabulary, or the corpus
+            has nothing to count.
         """
         if order not in (1, 2) or keep < 1:
             raise ValueError(f"order must be 1 or 2 and keep at least 1, got {order!r} and {keep!r}")
         texts = [np.asarray(s, np.int64) for s in sequences]
+        # Each pair is a context and the token after it. The one context of unigrams has the number 0.
         pairs = [np.stack([t[:-1] if order == 2 else np.zeros_like(t), t[1:] if order == 2 else t]) for t in texts]
         context, following = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0), np.int64)
         if not following.size:
             raise ValueError("the corpus is empty: give at least one sequence of two tokens")
         low, high = min(t.min() for t in texts if t.size), max(t.max() for t in texts if t.size)
         if low < 0 or high >= vocab_size:
-            raise ValueError(f"the corpus has token id {low if low < 0 else high}, outside the vocabulary {vocab_size}")
+            raise ValueError(
+                f"the corpus has token id {low if low < 0 else high}, outside the vocabulary {vocab_size}: ids must be "
+                f"from 0 to {vocab_size - 1}; encode the corpus with the target's tokenizer"
+            )
         codes, counts = np.unique(context * vocab_size + following, return_counts=True)
         context, following = np.divmod(codes, vocab_size)
         order_in_row = np.lexsort((following, -counts, context))
         context, following, counts = context[order_in_row], following[order_in_row], counts[order_in_row]
-        rank = np.arange(context.size) - np.searchsorted(context, context)
+        rank = np.arange(context.size) - np.searchsorted(context, context)  # 0 for a context's most frequent successor
         kept = rank < keep
         rows = 1 if order == 1 else vocab_size
         width = int(rank[kept].max()) + 1
@@ -76,7 +82,10 @@ class NGramTable(OftenSilent):
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         rows, vocab = self.tokens.shape[0], target.vocab_size
         if rows not in (1, vocab):
-            raise ValueError(f"this bigram table was counted for a vocabulary of {rows}, but the target has {vocab}")
+            raise ValueError(
+                f"this bigram table was counted for a vocabulary of {rows}, but the target has {vocab}: count one with "
+                "vocab_size=target.vocab_size"
+            )
         return super().plan(target, num_speculative_tokens)
 
     def propose(

@@ -1,4 +1,4 @@
-"""No draft at all: every round is one plain step of the target."""
+"""Plain decoding: every round is one step of the target without a draft."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from specjax.models.model import Model
 @static
 @dataclasses.dataclass(frozen=True)
 class NoDraft(Stateless):
-    """Plain decoding, as a drafter with nothing to say."""
+    """A drafter that proposes nothing, so that each round commits one token of the target."""
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -1,4 +1,4 @@
-"""Replaying known continuations: the upper bound for any drafter, and a script for tests."""
+"""A drafter that knows the continuation: the upper bound of every drafter, and a source of chosen drafts for tests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,19 +13,27 @@ from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
 class Oracle(OftenSilent):
-    """Proposes what follows in the first known text that begins with all of a row's tokens. Made by :meth:`of`."""
+    """Proposes the continuation in the first known text that begins with all of a row's tokens.
 
-    tokens: jax.Array = dataclasses.field(repr=False)  # i32[N, M]
-    lengths: jax.Array = dataclasses.field(repr=False)  # i32[N]
+    A row whose text begins no known text proposes nothing. :meth:`of` makes an oracle of N texts.
+    """
+
+    # i32[N, M] The known texts, prompts included, padded with -1.
+    tokens: jax.Array = dataclasses.field(repr=False)
+    # i32[N] The number of tokens of each known text.
+    lengths: jax.Array = dataclasses.field(repr=False)
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]]) -> "Oracle":
-        """From whole texts as token ids, prompts included.
+        """Makes an oracle of known texts.
+
+        Args:
+          texts: whole texts as lists of token ids, prompts included.
 
         Raises:
-          ValueError: if there is none.
+          ValueError: there is no text.
         """
         if not len(texts):
             raise ValueError("an oracle needs at least one known text, got none")

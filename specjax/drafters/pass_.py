@@ -1,4 +1,4 @@
-"""PaSS: one call of the target, with trained look-ahead tokens, drafts several tokens (Monea et al. 2023)."""
+"""PaSS: one call of the target with trained look-ahead tokens drafts several tokens (Monea et al. 2023)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,18 +16,23 @@ from specjax.models.heads.pass_tokens import PassConfig
 from specjax.models.model import Model
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
 class PaSS(ChainOrTree, Stateless):
-    """Draws up to L + 1 tokens from one call of the target on its last token and L look-ahead tokens.
+    """Draws up to L + 1 tokens from one call of the target on the row's last token and L look-ahead tokens.
 
-    The first is drawn from the target's own distribution, so it is always kept: a round makes two calls of the target
-    and commits at least two tokens. What the call writes to the cache, verification writes again.
+    The first drafted token is drawn from the target's own distribution, so this token is always accepted. A round makes
+    two calls of the target and commits at least two tokens. The drafting call writes entries to the target's cache, and
+    verification overwrites them.
 
     Args:
-      config: how many look-ahead tokens there are, and their size.
-      params: their embeddings, the tree of ``modules.structure(PassTokens, config)``.
-      tree: None for a chain; how a tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths.
-      temperature: replaces the request's while drafting.
+      config: how many look-ahead tokens there are, and the size of their embeddings.
+      params: the embeddings of the look-ahead tokens, the tree of ``modules.structure(PassTokens, config)``.
+      tree: None for a chain. For a tree: how the tree grows (``FixedTree``, ``DynamicTree``), its topology, or its
+        widths.
+      temperature: replaces the request's temperature while drafting. None: the request's.
+
+    Raises:
+      ValueError: ``tree`` is no tree, or ``temperature`` is no number from 0 on.
     """
 
     config: PassConfig
@@ -39,7 +44,7 @@ class PaSS(ChainOrTree, Stateless):
         if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these look-ahead tokens are of size {self.config.hidden_size}, but the target's embeddings are "
-                f"{target.hidden_size}: they were trained for another model"
+                f"{target.hidden_size}: they were trained for another model; load look-ahead tokens for this target"
             )
         return super().plan(target, num_speculative_tokens)
 

@@ -1,4 +1,7 @@
-"""Prompt lookup: propose what followed the last n tokens earlier in the same text (Saxena 2023; vLLM's ``ngram``)."""
+"""Prompt lookup: copy the tokens after an earlier place where the text's last n tokens stand.
+
+Source: Saxena 2023, "Prompt lookup decoding"; vLLM calls the method ``ngram``.
+"""
 
 import dataclasses
 
@@ -15,10 +18,17 @@ from specjax.models.model import Model
 @static
 @dataclasses.dataclass(frozen=True)
 class PromptLookup(OftenSilent):
-    """Copies from the context, on the device; a row without a match proposes nothing.
+    """Copies from the row's own text, on the device. A row without a match proposes nothing.
 
-    The longest match of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens wins, the latest one among equals.
-    A copy that runs into the end of the text goes on with what it has itself copied, as a loop would.
+    A match is an earlier place with the same last tokens. The longest match is taken, and among equally long ones the
+    latest. If a copy reaches the end of the text, the copy goes on with its own tokens, as in a loop.
+
+    Args:
+      prompt_lookup_max: the most tokens of a match that are compared.
+      prompt_lookup_min: the fewest tokens of a match.
+
+    Raises:
+      ValueError: unless both are integers and 1 <= prompt_lookup_min <= prompt_lookup_max.
     """
 
     prompt_lookup_max: int = 3

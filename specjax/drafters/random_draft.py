@@ -1,4 +1,4 @@
-"""Random drafts: the lower bound for any drafter, and a test that exactness does not lean on good ones."""
+"""Random drafts: the lower bound of every drafter, and a test that exactness does not depend on good drafts."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from specjax.models.model import Model
 @static
 @dataclasses.dataclass(frozen=True)
 class RandomDraft(Stateless):
-    """K tokens drawn uniformly from what the request's own filters leave of the vocabulary."""
+    """Draws K tokens uniformly from the tokens that the request's own sampling filters allow."""
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -25,6 +25,6 @@ class RandomDraft(Stateless):
         def next_logits(carry, previous, last, position):
             return jnp.zeros((last.shape[0], vocab), jnp.float32), carry
 
-        # At the request's own temperature 0, equal logits would always give token 0.
+        # At a temperature of 0, equal logits would always give token 0, so the request's temperature is replaced.
         draft, _ = draw_chain(next_logits, (), state, keys, num_speculative_tokens, vocab, temperature=1.0)
         return draft, own, state.cache

@@ -1,7 +1,8 @@
-"""Self-drafting for long contexts: the whole target, on a compressed copy of its own cache.
+"""Self-drafting for long contexts: the whole target drafts, on a compressed copy of its own cache.
 
-The draft sees the first tokens (attention sinks, Xiao et al. 2024) and a recent window; TriForce (Sun et al. 2024)
-drafts so. It reads all the weights, so it pays only where the cache outweighs them, and under a :class:`Cascade`.
+The draft sees the first tokens (attention sinks, Xiao et al. 2024) and a window of recent tokens, as in TriForce (Sun
+et al. 2024). A draft step reads all weights of the target. So the method pays only where the cache takes more memory
+than the weights, and under a :class:`Cascade`.
 """
 
 import dataclasses
@@ -22,10 +23,18 @@ from specjax.models.model import Model
 @static
 @dataclasses.dataclass(frozen=True)
 class SinkWindow(Stateless):
-    """Draws K tokens from the target over ``sink`` first and ``window`` latest entries of its cache.
+    """Draws K tokens from the target, which sees only the first and the latest entries of its cache.
 
-    The entries are gathered anew each round, which costs a read of sink + window entries; they keep the rotary
-    positions they were computed at.
+    Each round gathers these entries anew, at the cost of reading sink + window entries. The entries keep the rotary
+    positions at which they were computed.
+
+    Args:
+      sink: how many of the first entries are seen.
+      window: how many of the latest entries are seen.
+      temperature: replaces the request's temperature while drafting. None: the request's.
+
+    Raises:
+      ValueError: ``sink`` is no integer >= 0, or ``window`` is no integer >= 1.
     """
 
     sink: int = 4
@@ -42,11 +51,11 @@ class SinkWindow(Stateless):
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
         kept = min(self.sink + self.window, state.cache.capacity)
-        committed = state.lengths - 1  # entries of the target's cache
+        committed = state.lengths - 1  # i32[B] entries of the target's cache
         small = self._gather(state.cache, committed, kept, kv.room(kept + num_speculative_tokens))
 
         def next_logits(cache, previous, last, position):
-            slots = jnp.minimum(committed, kept) + position - committed  # where this token lands in the small cache
+            slots = jnp.minimum(committed, kept) + position - committed  # the token's slot in the small cache
             out = target(last[:, None], kv.with_lengths(cache, slots), positions=position[:, None])
             return out.logits[:, 0], out.cache
 
@@ -55,7 +64,14 @@ class SinkWindow(Stateless):
         return draft, own, state.cache
 
     def _gather(self, cache: KVCache, committed: jax.Array, kept: int, capacity: int) -> KVCache:
-        """The kept entries, sinks first and in order, in a cache of that capacity."""
+        """A small cache of the kept entries: the sinks, then the window, both in the order of their positions.
+
+        Args:
+          cache: the target's cache.
+          committed: i32[B], how many entries of the target's cache are committed.
+          kept: how many entries the small cache begins with, sink + window at most.
+          capacity: slots of the small cache.
+        """
         index = span(kept)
         latest = committed[:, None] - kept + index  # the last ``kept`` entries
         index = jnp.where((committed[:, None] > kept) & (index >= self.sink), latest, index)  # [B, kept]

@@ -19,21 +19,25 @@ from specjax.models.model import Model
 
 @dataclasses.dataclass(frozen=True)
 class TreeModel(ChainOrTree):
-    """Grows a tree from the draft model, a call a level (Miao et al. 2024, SpecInfer; Chen et al.
-    2024, Sequoia: siblings without replacement). With one child a node it is ``DraftModel``, token for token.
+    """Grows a tree with the draft model, in one call of the model for each level.
+
+    Sources: Miao et al. 2024, SpecInfer; Chen et al. 2024, Sequoia (siblings without replacement). If every node has
+    one child, the draft is the draft of ``DraftModel``, token for token.
 
     Args:
       lm: the draft model.
-      tree: how it grows (``grow.FixedTree``, ``dynamic_tree.DynamicTree``), a topology, or widths: (3, 2, 1) has three
-        first tokens, two after each, one after each of those. It has num_speculative_tokens levels.
-      temperature: replaces the request's while drafting. 0 takes the best tokens, as point masses.
-      prefill_chunk: how many tokens are fed at a time when the cache is behind: at first use, or after a pause; None:
+      tree: how the tree grows (``FixedTree``, ``DynamicTree``), its topology, or its widths. Widths (3, 2, 1) mean
+        three first tokens, two tokens after each of these, and one token after each of those six. The tree has
+        num_speculative_tokens levels.
+      temperature: replaces the request's temperature while drafting. None: the request's. At 0 siblings are the best
+        tokens in order, each a point mass.
+      prefill_chunk: how many tokens are fed at a time when the cache is behind, at first use or after a pause. None:
         512, on a CPU 64.
-      any_tokenizer: as of ``DraftModel``.
+      any_tokenizer: drafts although the tokenizer of ``lm`` differs from the target's, as in ``DraftModel``.
 
     Raises:
-      ValueError: for widths that make no tree, a temperature that is no finite number of at least 0, or a prefill_chunk
-        that is no integer of at least 1.
+      ValueError: ``tree`` is no tree, ``temperature`` is no finite number of at least 0, or ``prefill_chunk`` is no
+        integer of at least 1.
     """
 
     lm: Model
@@ -43,7 +47,7 @@ class TreeModel(ChainOrTree):
     any_tokenizer: bool = False
 
     def __post_init__(self):
-        tree_of(self.tree)  # here None is no tree; other drafters make a chain of it
+        tree_of(self.tree)  # refuses None, which means a chain for other drafters
         super().__post_init__()
         check_chunk(self.prefill_chunk)
 
@@ -58,19 +62,19 @@ class TreeModel(ChainOrTree):
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
-        # The tokens that a round may have committed are fed again in order, so nothing need be known of the path that
-        # they took through the last tree.
+        # The last K + 1 tokens are fed again in order. A round commits no more than these, so it does not matter which
+        # path the committed tokens took through the last tree.
         recent = num_speculative_tokens + 1
         fed = jnp.maximum(state.lengths - recent, 0)
         cache = catch_up(self.lm, own.cache, state, fed, self.prefill_chunk)
-        held = jnp.where(state.active, state.lengths, cache.lengths)  # idle rows may lag
+        held = jnp.where(state.active, state.lengths, cache.lengths)  # an idle row's cache may lag behind
         block = jnp.take_along_axis(state.tokens, fed[:, None] + span(recent), axis=1)
         out = self.lm(block, kv.with_lengths(cache, fed))
         last = row_at(out.logits, state.lengths - 1 - fed)
 
         def step(cache, tokens: jax.Array, level: Level):
-            at = kv.with_lengths(cache, state.lengths + level.fed)
-            out = self.lm(tokens, at, *level.attention(state.lengths, cache.capacity))
+            cache = kv.with_lengths(cache, state.lengths + level.fed)
+            out = self.lm(tokens, cache, *level.attention(state.lengths, cache.capacity))
             return out.logits, out.cache
 
         vocab = target.vocab_size
@@ -83,7 +87,7 @@ class TreeModel(ChainOrTree):
         return draft._replace(valid=draft.valid & fits), own, state.cache
 
     def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
-        # What was fed of the tree lies past the cache's length; what was cut off a row may lie before.
+        # Entries of the tree stand past the cache's length. If a row was cut back, the cache's length is cut too.
         del target, outcome
         return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
 

@@ -1,1 +1,1 @@
-"""What drafters are made of: base classes, chains, trees, and the tables and theory behind them."""
+"""Parts of drafters: base classes, chains, trees, searchable corpora, and the theory of speculative decoding."""

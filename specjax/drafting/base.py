@@ -1,4 +1,4 @@
-"""What drafters share: one block width, and no state of their own."""
+"""Base classes of drafters: with one block width, without an own state, or often without a draft."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from specjax.models.model import Model, Output
 
 
 class FixedWidth:
-    """A drafter of chains whose blocks have one width, and that need not be told what the target does."""
+    """A drafter of chains with one block width, which learns nothing from ``follow`` and ``resume``."""
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
@@ -25,7 +25,7 @@ class FixedWidth:
 
 
 class Stateless(FixedWidth):
-    """A drafter that reads everything it needs from the committed text. Only ``propose`` is left to write."""
+    """A drafter without an own state: it drafts from the round's state alone. A subclass only needs ``propose``."""
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         del target, batch, capacity, num_speculative_tokens
@@ -37,7 +37,7 @@ class Stateless(FixedWidth):
 
 
 class OftenSilent(Stateless):
-    """A stateless drafter that often proposes nothing. A round without a draft then costs a plain step."""
+    """A stateless drafter that often proposes nothing. A round in which no row has a draft costs one plain step."""
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
@@ -45,5 +45,5 @@ class OftenSilent(Stateless):
 
 
 def static(cls):
-    """Registers a frozen dataclass without weights as a pytree with no leaves: its fields are static in jit."""
+    """Registers a frozen dataclass without weights as a pytree without leaves, so that its fields are static in jit."""
     return jax.tree_util.register_static(cls)

@@ -1,4 +1,4 @@
-"""Making drafts of several drafters alike, so that one block can hold rows or branches of each."""
+"""Gives the drafts of several drafters the same fields and sizes, so that one block can hold parts of each."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,14 @@ from specjax.verify import pieces as chain
 
 
 def alike(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
-    """The same drafts with the same fields and sizes: rows of one can then stand beside rows of another.
+    """The same drafts, each with the same fields and sizes, so that a batch can take each row from any of them.
 
-    A point mass beside a sampled draft is written out as one-hot, and a chain beside a tree as a tree.
+    If one draft is sampled, the probabilities of point masses are written out as one-hot. If one draft is a tree,
+    chains become trees.
+
+    Args:
+      drafts: drafts for the same rows.
+      vocab: V.
     """
     result = same_probs(drafts, vocab)
     if any(d.confidence is not None for d in drafts):
@@ -25,14 +30,14 @@ def alike(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
 
 
 def same_probs(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
-    """Point masses are written out as one-hot, unless all drafts are point masses."""
+    """The same drafts. Point masses get one-hot probabilities, unless all drafts are point masses. V is ``vocab``."""
     if all(d.probs is None for d in drafts):
         return tuple(drafts)
     return tuple(d._replace(probs=chain.draft_probs(d, vocab)) for d in drafts)
 
 
 def as_tree(draft: Draft, size: int) -> Draft:
-    """The same draft as a grown tree of ``size`` nodes; the added nodes are not valid."""
+    """The same draft as a grown tree of ``size`` nodes. The nodes that are added are not valid."""
     rows, drafted = draft.tokens.shape
     parents = parents_of(draft.shape, rows, drafted)
 

@@ -1,4 +1,4 @@
-"""A searchable corpus: its tokens, and its suffixes in sorted order, in two memory-mapped files."""
+"""A searchable corpus: its tokens and the sorted order of its suffixes, in two memory-mapped files."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,34 +9,36 @@ from numpy.typing import ArrayLike
 
 from specjax.generation.requests import bucket
 
-SEPARATOR = -1  # between texts; sorts below every token
+SEPARATOR = -1  # stands after each text, and sorts below every token
 
 
 @dataclasses.dataclass(frozen=True)
 class Datastore:
-    """Token sequences as a suffix array.
+    """Token sequences as a suffix array (Manber and Myers 1993).
 
-    Suffixes are sorted by their first ``DEPTH`` tokens: matches and continuations are short, and a full sort would take
-    several times as long.
+    Suffixes are sorted by their first ``DEPTH`` tokens only. Matches and continuations are short, and a full sort would
+    take several times as long.
     """
 
     DEPTH = 32
 
-    tokens: np.ndarray  # i32[N] texts one after another, each followed by SEPARATOR, padded with SEPARATOR
-    order: np.ndarray  # i32[N] where the suffixes start, sorted
+    # i32[N] The texts one after another, each followed by SEPARATOR. The end is padded with SEPARATOR.
+    tokens: np.ndarray
+    # i32[N] The places where the suffixes start, in the sorted order of the suffixes.
+    order: np.ndarray
 
     @classmethod
     def build(cls, sequences: Iterable[ArrayLike]) -> "Datastore":
-        """Sorts a corpus; about 10 s and 0.5 GB of host memory for ten million tokens.
+        """Sorts a corpus. Ten million tokens take about 10 s and 0.5 GB of host memory.
 
         Args:
-          sequences: texts as token ids >= 0.
+          sequences: texts as lists of token ids >= 0.
 
         Returns:
-          A datastore whose size is rounded up, so that one which grows a little still fits compiled programs.
+          The datastore. The size N is rounded up. So a corpus that grows a little still fits compiled programs.
 
         Raises:
-          ValueError: for a negative id, or a corpus without tokens.
+          ValueError: an id is negative, or the corpus has no tokens.
         """
         texts = [np.asarray(text, np.int32) for text in sequences]
         ids = np.concatenate([np.zeros(0, np.int32), *texts])
@@ -50,14 +52,14 @@ class Datastore:
         return cls(tokens, _suffix_order(tokens, cls.DEPTH))
 
     def extended(self, sequences: Iterable[ArrayLike]) -> "Datastore":
-        """This corpus and more texts, say the outputs of earlier requests. Sorts anew."""
+        """A datastore of this corpus and more texts, such as the outputs of earlier requests. The sort is done anew."""
         ends = np.flatnonzero(self.tokens == SEPARATOR)
         starts = np.concatenate([[0], ends[:-1] + 1])
-        own: list[ArrayLike] = [self.tokens[a:b] for a, b in zip(starts, ends, strict=True) if b > a]
-        return Datastore.build([*own, *sequences])
+        texts: list[ArrayLike] = [self.tokens[a:b] for a, b in zip(starts, ends, strict=True) if b > a]
+        return Datastore.build([*texts, *sequences])
 
     def save(self, folder: str | Path) -> None:
-        """Writes tokens.npy and order.npy."""
+        """Writes tokens.npy and order.npy into a folder, which is made if there is none."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "tokens.npy", self.tokens)
@@ -65,29 +67,32 @@ class Datastore:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Datastore":
-        """Memory-maps what :meth:`save` wrote.
+        """Memory-maps the files that :meth:`save` wrote.
 
         Raises:
-          ValueError: if the folder holds something else.
+          ValueError: the files are missing, or they are no datastore.
         """
         try:
             tokens, order = (np.load(Path(folder) / name, mmap_mode="r") for name in ("tokens.npy", "order.npy"))
         except (OSError, ValueError) as problem:
             raise ValueError(f"{folder} is no datastore (see Datastore.save): {problem}") from None
         if tokens.shape != order.shape or tokens.ndim != 1 or tokens.dtype != np.int32 or order.dtype != np.int32:
-            raise ValueError(f"{folder} is no datastore: {tokens.dtype}{tokens.shape}, {order.dtype}{order.shape}")
+            raise ValueError(
+                f"{folder} is no datastore: expected two arrays i32[N] of one length, got {tokens.dtype}{tokens.shape} "
+                f"and {order.dtype}{order.shape}; write the folder with Datastore.save"
+            )
         return cls(tokens, order)
 
 
 def _suffix_order(tokens: np.ndarray, depth: int) -> np.ndarray:
-    """Starts of all suffixes, sorted by their first ``depth`` tokens: prefix doubling (Manber and Myers 1993)."""
+    """Starts of all suffixes, sorted by their first ``depth`` tokens, by prefix doubling (Manber and Myers 1993)."""
     rank = tokens.astype(np.int64) + 1
     width = 1
     while True:
         order = np.argsort(rank, kind="stable")
         if width >= depth:
             return order.astype(np.int32)
-        # Ranks of the first 2 * width tokens from those of the first width.
+        # Two neighbouring ranks by ``width`` tokens give the rank by 2 * width tokens.
         dense = np.empty_like(rank)
         dense[order] = np.concatenate([[0], np.cumsum(np.diff(rank[order]) != 0)])
         following = np.zeros_like(dense)

@@ -1,4 +1,4 @@
-"""Drawing a chain of K tokens from anything that gives next-token logits: what all sampled drafts share."""
+"""Drawing a chain of K tokens from any function that gives next-token logits. All sampled chains share this file."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,8 @@ from specjax.decode.numeric import STRONGEST, in_range
 from specjax.decode.types import DecodeState, Draft
 from specjax.verify import pieces as chain
 
-# (carry, token before the last i32[B], last token i32[B], its position i32[B]) -> (logits f32[B, V'], carry)
+# One draft step. From the carry, the last token but one i32[B], the last token i32[B] and the last token's position
+# i32[B] to the logits after the last token, f32[B, V'], and the new carry.
 NextLogits = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
@@ -28,37 +29,24 @@ def draw_chain(
     temperature: float | None = None,
     first: NextLogits | None = None,
 ) -> tuple[Draft, Any]:
-    """K tokens one after another, each under the request's own sampling transforms; one ``lax.scan``.
+    """Draws K tokens one after another, each under the request's own sampling transforms, in one ``lax.scan``.
 
     Args:
       next_logits: one draft step.
-      carry: what the steps pass on, a cache for instance.
-      state: the round's.
+      carry: the carry of the first step, such as a cache.
+      state: the round's state.
       keys: key[B] to draw with.
       num_speculative_tokens: K, at least 1.
-      vocab: V, the target's vocabulary size; logits of fewer or more tokens are fitted to it.
-      temperature: replaces the request's.
-      first: the first step, where that does more than the others; it and they are then two programs.
+      vocab: V, the target's vocabulary size. Logits over fewer or more tokens are fitted to V.
+      temperature: replaces the request's temperature. None: the request's.
+      first: another function for the first step. The first step and the others are then two programs. None: all steps
+        are ``next_logits``.
 
     Returns:
       The draft with its q, f32[B, K, V], and the last carry.
     """
     params = at_temperature(state.request.sampling, temperature)
-
-    def step(next_logits, all_carry, i):
-        carry, previous, last, drafted = all_carry
-        position = state.lengths - 1 + i  # of the last token
-        logits, carry = next_logits(carry, previous, last, position)
-        context = state.context(drafted[:, None])
-        logits = fit(logits, vocab)[:, None]
-        scores = sampling.ranked(logits, params, context)  # [B, 1, V]
-        at = random.at(keys, position[:, None] + 1)
-        token = jnp.argmax(noisy(scores, params, at), axis=-1).astype(jnp.int32)[:, 0]
-        drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
-        # Computed only if some policy looks at it.
-        sure = chain.certainty(sampling.unsharpened(logits, params, context)[:, 0], token)
-        return (carry, last, token, drafted), (token, scores[:, 0], sure)
-
+    step = _step_of(state, keys, params, num_speculative_tokens, vocab)
     rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
     last = state.tokens[rows, state.lengths - 1]
     previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
@@ -72,46 +60,83 @@ def draw_chain(
     if len(steps):
         passed, rest = lax.scan(partial(step, next_logits), passed, steps)
         drawn.append(rest)
-    carry = passed[0]
-    parts = jax.tree.map(lambda *parts: jnp.concatenate(parts).swapaxes(0, 1), *drawn)
-    tokens, scores, (confidence, entropy) = parts  # [B, K], [B, K, V]
-    # What each was drawn from is written out for all of them at once: the steps themselves need no sums.
+    tokens, scores, sure = jax.tree.map(lambda *parts: jnp.concatenate(parts).swapaxes(0, 1), *drawn)
+    return _draft_of(tokens, scores, sure, params), passed[0]
+
+
+def _step_of(
+    state: DecodeState, keys: jax.Array, params: sampling.SamplingParams, num_speculative_tokens: int, vocab: int
+) -> Callable:
+    """The step that draws drafted token i32[] i with a given function for the logits."""
+
+    def step(next_logits: NextLogits, all_carry, i):
+        carry, previous, last, drafted = all_carry  # drafted is i32[B, K], NO_TOKEN from token i on
+        position = state.lengths - 1 + i  # of the last token
+        logits, carry = next_logits(carry, previous, last, position)
+        context = state.context(drafted[:, None])
+        logits = fit(logits, vocab)[:, None]
+        scores = sampling.ranked(logits, params, context)  # [B, 1, V]
+        step_keys = random.at(keys, position[:, None] + 1)
+        token = jnp.argmax(noisy(scores, params, step_keys), axis=-1).astype(jnp.int32)[:, 0]
+        drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
+        # Confidence and entropy cost nothing unless some policy reads them: XLA leaves them out.
+        sure = chain.certainty(sampling.unsharpened(logits, params, context)[:, 0], token)
+        return (carry, last, token, drafted), (token, scores[:, 0], sure)
+
+    return step
+
+
+def _draft_of(tokens: jax.Array, scores: jax.Array, sure: tuple, params: sampling.SamplingParams) -> Draft:
+    """The draft of drawn tokens i32[B, K], scores f32[B, K, V], and ``sure``: confidence and entropy, each f32[B, K].
+
+    The distributions q are normalised here for all tokens at once. The steps need no sums over V.
+    """
+    confidence, entropy = sure
     q = sampling.normalised(scores)
     valid = jnp.isfinite(q[..., 0])
-    q = jnp.where(is_greedy(params), jax.nn.one_hot(tokens, vocab, dtype=jnp.float32), q)
-    return Draft(tokens, valid, q, confidence=confidence, entropy=entropy), carry
+    q = jnp.where(is_greedy(params), jax.nn.one_hot(tokens, scores.shape[-1], dtype=jnp.float32), q)
+    return Draft(tokens, valid, q, confidence=confidence, entropy=entropy)
 
 
 def noisy(scores: jax.Array, params: sampling.SamplingParams, keys: jax.Array) -> jax.Array:
-    """What :func:`sampling.ranked` gave, f32[B, T, V], with the Gumbel noise of key[B, T]: the largest is a draw.
+    """Scores of :func:`sampling.ranked`, f32[B, T, V], plus the Gumbel noise of key[B, T]. The argmax is a draw.
 
-    At temperature 0 it is without noise: the largest is the best token, the lowest-numbered of several.
+    At temperature 0 no noise is added: the argmax is the best token, the lowest-numbered one of several.
     """
     return scores + jnp.where(is_greedy(params), 0.0, random.gumbel(keys, scores.shape[-1]))
 
 
 def is_greedy(params: sampling.SamplingParams) -> jax.Array:
-    """bool[B, 1, 1], whether a row's temperature is 0."""
+    """Whether each row's temperature is 0. -> bool[B, 1, 1]."""
     return (params.temperature == 0)[:, None, None]
 
 
 def at_temperature(params: sampling.SamplingParams, temperature: float | None) -> sampling.SamplingParams:
-    """The request's parameters, unless another temperature is given."""
+    """The request's parameters, with another temperature unless ``temperature`` is None."""
     if temperature is None:
         return params
     return params._replace(temperature=jnp.full_like(params.temperature, temperature))
 
 
 def check_temperature(temperature: Any) -> None:
-    """Raises ValueError for a number that can't replace a request's temperature."""
+    """Checks a draft's temperature.
+
+    Raises:
+      ValueError: ``temperature`` is a number, and no finite number from 0 to ``STRONGEST``.
+    """
     if isinstance(temperature, float | int) and not in_range(temperature, 0, STRONGEST):
         raise ValueError(f"draft temperature must be a number from 0 to {STRONGEST:g}, got {temperature!r}")
 
 
 def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax.Array]:
-    """From logits f32[..., D] of the tokens i32[D] to those of a whole vocabulary, f32[..., V]: others can't be drawn.
+    """A function from logits over D tokens, f32[..., D], to logits over the whole vocabulary, f32[..., V].
 
-    Made once a round: the scatter is a slow kernel, so every step's logits are gathered. Without tokens D is V.
+    Other tokens get -inf and can't be drawn. Call ``spreading`` once a round: it scatters once, and a scatter is a slow
+    kernel. The function that it returns then only gathers in every step.
+
+    Args:
+      tokens: i32[D], the target's id of each of the D tokens. None: the ids are 0 to D - 1.
+      vocab: V.
     """
     if tokens is None:
         return lambda logits: fit(logits, vocab)
@@ -121,6 +146,6 @@ def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax
 
 
 def fit(logits: jax.Array, vocab: int) -> jax.Array:
-    """Logits over the target's vocabulary: padding that only one model has can't be drafted."""
+    """Fits logits [..., V'] to the target's vocabulary, [..., V]. Ids that only one model has can't be drafted."""
     logits = logits[..., :vocab]
     return jnp.pad(logits, (*((0, 0),) * (logits.ndim - 1), (0, vocab - logits.shape[-1])), constant_values=-jnp.inf)

@@ -1,4 +1,4 @@
-"""Growing a token tree level by level from anything that gives next-token logits: what all tree drafters share."""
+"""Growing a token tree level by level from any function that gives next-token logits. All tree drafters share this."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,38 +19,55 @@ from specjax.verify import siblings
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that have children: what a draft is asked about in one call. Rows alike have R = 1."""
+    """The W nodes of one depth that have children. One call of the draft is fed these nodes.
 
+    R is B, or 1 if the tree is the same in every row.
+    """
+
+    # The depth of the nodes.
     depth: int
-    parents: Any  # i[R, W] the place of each one's parent in the level before
-    fed: int  # nodes fed before this level, the root not counted
-    sees: Any  # bool[R, W, fed + W] which of those and of these each node sees, itself included
+    # i[R, W] The place of each node's parent among the nodes of the level before.
+    parents: Any
+    # How many nodes were fed before this level, the root not counted.
+    fed: int
+    # bool[R, W, fed + W] Which of the nodes fed before, and then of this level, each node attends to. A node attends to
+    # itself.
+    sees: Any
 
     def attention(self, starts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-        """Rotary positions i32[B, W] and mask bool[B, W, S] where the tree's entries follow starts i32[B] others."""
+        """The rotary positions and the attention mask of the level's nodes.
+
+        Args:
+          starts: i32[B], the number of cache entries before the tree's first entry.
+          capacity: S, slots of the cache.
+
+        Returns:
+          i32[B, W] positions, and bool[B, W, S].
+        """
         sees = jnp.broadcast_to(self.sees, (len(starts), *self.sees.shape[1:]))
         positions = jnp.broadcast_to(starts[:, None] + self.depth - 1, sees.shape[:2])
         return positions, draft_shape.seen(sees, starts, capacity)
 
 
-# (carry, tokens i32[B, W], level) -> (logits f32[B, W, V'], carry)
+# One call of the draft: from the carry, the tokens i32[B, W] of a level and the level to the logits after each of these
+# tokens, f32[B, W, V'], and the new carry.
 Step = Callable[[Any, jax.Array, Level], tuple[jax.Array, Any]]
 
 
 class Tree(Protocol):
-    """A way to grow trees. Static."""
+    """A way to grow trees. Hashable, and static in jit."""
 
     @property
     def most(self) -> int:
-        """Children of one node."""
+        """The largest number of children of one node."""
         ...
 
     def size(self, depth: int) -> int:
-        """N, the nodes of a tree ``depth`` deep."""
+        """N, the number of nodes of a tree ``depth`` deep, the root not counted."""
         ...
 
     def fed(self, depth: int) -> int:
-        """Nodes that the draft is asked about, the root not counted."""
+        """How many nodes are fed to the draft while a tree ``depth`` deep grows, the root not counted."""
         ...
 
     def grow(
@@ -64,29 +81,30 @@ class Tree(Protocol):
         vocab: int,
         temperature: float | None,
     ) -> tuple[Draft, Any]:
-        """A tree of N nodes, ``depth`` deep.
+        """Grows a tree of N nodes, ``depth`` deep.
 
         Args:
-          step: the draft on one level, every node of which sees the committed text and the nodes above it.
-          logits: f32[B, V'] after each row's last token.
-          carry: what the steps pass on.
-          state: the round's.
+          step: one call of the draft for one level. Every node sees the committed text and the nodes above the node.
+          logits: f32[B, V'], the logits after each row's last token.
+          carry: the carry of the first step.
+          state: the round's state.
           keys: key[B] to draw with.
           depth: K.
-          vocab: V, the target's; logits of fewer or more tokens are fitted to it.
-          temperature: replaces the request's. At 0 siblings are the best tokens in order, each a point mass.
+          vocab: V, the target's vocabulary size. Logits over fewer or more tokens are fitted to V.
+          temperature: replaces the request's temperature. None: the request's. At 0 siblings are the best tokens in
+            order, each a point mass.
 
         Returns:
-          The draft, its ``valid`` False where there was nothing left to draw, and the last carry.
+          The draft and the last carry. A node is not valid if there was no token left to draw.
         """
         ...
 
 
 def tree_of(shape: "Tree | Topology | Sequence[int]") -> Tree:
-    """A tree as it is, or that of a fixed topology or of widths.
+    """The way to grow a tree that ``shape`` says: a :class:`Tree`, or a fixed topology, or widths.
 
     Raises:
-      ValueError: for anything else, and as :func:`from_widths`.
+      ValueError: ``shape`` is anything else, or widths that :func:`from_widths` refuses.
     """
     if isinstance(shape, Topology):
         return FixedTree(shape)
@@ -100,7 +118,7 @@ def tree_of(shape: "Tree | Topology | Sequence[int]") -> Tree:
 
 
 class ChainOrTree(FixedWidth):
-    """A drafter with a field ``tree``: None for a chain, or what :func:`tree_of` takes."""
+    """A drafter with a field ``tree``: None for a chain, or an argument of :func:`tree_of`."""
 
     tree: Any
     temperature: Any
@@ -115,11 +133,14 @@ class ChainOrTree(FixedWidth):
             return super().plan(target, num_speculative_tokens)
         most, vocab = self.tree.most, target.vocab_size
         if most > vocab:
-            raise ValueError(f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens")
+            raise ValueError(
+                f"a node of the tree has {most} children, but the vocabulary only {vocab} tokens: give at most as many "
+                "children as there are tokens"
+            )
         return Plan((1 + self.tree.size(num_speculative_tokens),), trees=num_speculative_tokens > 0)
 
     def room(self, num_speculative_tokens: int) -> int:
-        """Entries past the committed ones that a cache needs room for: the block that is verified, or the tree."""
+        """How many entries past the committed ones a draft's cache needs room for: the block or the fed tree."""
         if self.tree is None:
             return num_speculative_tokens + 1
         return 1 + max(self.tree.size(num_speculative_tokens), self.tree.fed(num_speculative_tokens))
@@ -133,9 +154,18 @@ def drawn_at_once(
     num_speculative_tokens: int,
     temperature: float | None,
 ) -> Draft:
-    """A chain, or a tree, whose tokens at depth d are drawn from logits f32[B, D, V] at d - 1, whatever stands above.
+    """Draws a chain or a tree from logits that depend on the depth alone, not on the tokens before.
 
-    What lies deeper than D is not valid.
+    Args:
+      logits: f32[B, D, V]. Tokens of depth d are drawn from the logits at index d - 1.
+      tree_of_them: None for a chain, or how the tree grows.
+      state: the round's state.
+      keys: key[B] to draw with.
+      num_speculative_tokens: K.
+      temperature: replaces the request's temperature. None: the request's.
+
+    Returns:
+      The draft. Tokens deeper than D are not valid.
     """
     last, vocab = logits.shape[1] - 1, logits.shape[-1]
 
@@ -156,14 +186,16 @@ def drawn_at_once(
 @static
 @dataclasses.dataclass(frozen=True)
 class FixedTree:
-    """A tree of a fixed shape, each node under the request's own sampling transforms.
+    """A tree of a fixed shape, whose nodes are drawn under the request's own sampling transforms.
 
-    Nodes of one depth share their noise, that of their absolute position, whoever their parents are: only children of
-    one node are ever judged, and their law given that node is what q says. So a tree of width 1 is the chain.
+    All nodes of one depth share the noise of their absolute position, also if their parents differ. That is sound: of
+    each depth only the children of one node are ever judged, and given this node their distribution is q. So a tree of
+    width 1 is the chain of :func:`draw_chain`.
 
     Args:
-      topology: cut to K levels; where it has fewer, its first deepest leaf goes on as a chain.
-      with_replacement: siblings are independent draws, duplicates and all; else no two are alike.
+      topology: the shape. A deeper topology is cut to K levels. In a shallower one the first of the deepest leaves goes
+        on as a chain.
+      with_replacement: if True, siblings are independent draws and may be equal. If False, no two siblings are equal.
     """
 
     topology: Topology
@@ -171,29 +203,34 @@ class FixedTree:
 
     @property
     def most(self) -> int:
+        """The largest number of children of one node."""
         return int(self.topology.ranks.max()) + 1
 
     def size(self, depth: int) -> int:
+        """N, the number of nodes of the tree ``depth`` deep, the root not counted."""
         return len(self.topology.of_depth(depth).parents) if depth else 0
 
     def fed(self, depth: int) -> int:
-        return self.size(depth)  # all but the leaves
+        """An upper bound: all nodes are counted, though leaves are never fed."""
+        return self.size(depth)
 
     def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
+        """Grows a tree: see :meth:`Tree.grow`."""
         topology, params = self.topology.of_depth(depth), at_temperature(state.request.sampling, temperature)
         rows, logits = logits.shape[0], logits[:, None]
         tokens, drawn_from = jnp.zeros((rows, 0), jnp.int32), []
         for nodes, level in levels_of(topology):
             if level.depth > 0:
                 logits, carry = step(carry, tokens[:, nodes - 1], level)
-            way = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in nodes], int)  # [W, depth]
-            path = tokens[:, way - 1].reshape(rows, len(nodes), level.depth)
+            on_path = np.array([np.flatnonzero(topology.ancestors[node])[1:] for node in nodes], int)  # [W, depth]
+            path = tokens[:, on_path - 1].reshape(rows, len(nodes), level.depth)
             context = state.context(path)
             children = np.flatnonzero(np.isin((-1, *topology.parents), nodes))
             parents = np.searchsorted(nodes, np.array(topology.parents)[children - 1])
-            at = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
+            level_keys = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
             drawn, q = draw_children(
-                fit(logits, vocab), params, context, at, parents, topology.ranks[children], self.with_replacement
+                fit(logits, vocab), params, context, level_keys, parents, topology.ranks[children],
+                self.with_replacement
             )
             tokens = jnp.concatenate([tokens, drawn], axis=1)
             drawn_from.append(q)
@@ -212,31 +249,31 @@ def draw_children(
     ranks: np.ndarray,
     with_replacement: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The children of one level's nodes.
+    """Draws the children of the nodes of one level.
 
-    At temperature 0 it is the limit of drawing without replacement: the best tokens in order, each certain given
-    those before it, which no law at temperature 0 could rank.
+    At temperature 0 the draws are the limit of drawing without replacement: the best tokens in order, each certain
+    given the ones before. The distribution at temperature 0 itself has only one token, and could not rank the others.
 
     Args:
-      logits: f32[B, W, V] at the W nodes.
+      logits: f32[B, W, V], the logits after each of the W nodes.
       params: the sampling parameters.
-      context: of the W nodes.
-      keys: key[B] of the children's position.
-      parents: i[C], the place of each child's parent among the W; those of one parent stand together.
-      ranks: i[C], from 0 for each parent's first.
-      with_replacement: whether draws are independent.
+      context: the tokens before each of the W nodes.
+      keys: key[B], the keys of the children's position.
+      parents: i[C], the place of each child's parent among the W nodes. Children of one parent stand together.
+      ranks: i[C], the rank of each child among its siblings, from 0.
+      with_replacement: whether siblings are independent draws.
 
     Returns:
-      Tokens i32[B, C] and what each was drawn from, given its earlier siblings, f32[B, C, V]: zeros or NaN at the
-      token where there was nothing to draw.
+      The tokens i32[B, C], and the distribution that each token was drawn from given its earlier siblings,
+      f32[B, C, V]. If there was nothing to draw, this distribution is 0 or NaN at the token.
     """
     vocab, most = logits.shape[-1], int(ranks.max()) + 1
     scores = sampling.ranked(logits, params, context)
     q = sampling.normalised(scores)  # [B, W, V]
     if with_replacement:
         ranks_of = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32), (len(q), most))
-        each = random.siblings(jnp.repeat(keys[:, None], most, 1), ranks_of)  # [B, M]
-        drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, each), axis=-1), 1, 1)(scores)
+        rank_keys = random.siblings(jnp.repeat(keys[:, None], most, 1), ranks_of)  # [B, M]
+        drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, rank_keys), axis=-1), 1, 1)(scores)
         given = jnp.broadcast_to(q[:, :, None], (*drawn.shape, vocab))
     else:
         drawn = jax.lax.top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
@@ -247,7 +284,7 @@ def draw_children(
 
 
 def levels_of(topology: Topology) -> list[tuple[np.ndarray, Level]]:
-    """What is asked about, level by level, from the root down, with the nodes' numbers i[W]."""
+    """The levels whose nodes have children, from the root down, each with the numbers i[W] of its nodes."""
     depths, inner = topology.depths, np.unique(topology.parents)
     levels: list[tuple[np.ndarray, Level]] = []
     for depth in range(topology.depth):

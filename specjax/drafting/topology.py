@@ -1,7 +1,7 @@
-"""Which tree to draft: static shapes of token trees, and the best one for measured acceptance rates.
+"""Static shapes of token trees, and the best shape for measured acceptance rates.
 
-Acceptance is a table: entry [d, m] is the chance that the child of rank m (the m-th of its siblings, best first) of a
-node of depth d is the one accepted, once that node is. Rows sum to at most 1.
+An acceptance table f[K, M] has at [d, m] the probability that, of a node of depth d that was accepted, the child of
+rank m is the child that is accepted. Ranks count siblings from 0, the best first. Each row sums to at most 1.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from specjax.drafting import theory
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A tree in breadth-first order: node 0 is the last committed token, and siblings stand together, best first.
+    """A tree in breadth-first order. Node 0 is the last committed token. Siblings stand together, the best first.
 
     Args:
-      parents: the parent of nodes 1..N.
+      parents: the parent node of each of the nodes 1 to N.
 
     Raises:
-      ValueError: if there is no node, or the order isn't breadth-first.
+      ValueError: there is no node, or the order is not breadth-first.
     """
 
     parents: tuple[int, ...]
@@ -29,11 +29,14 @@ class Topology:
     def __post_init__(self):
         rising = all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False))
         if not self.parents or not rising or not all(0 <= p <= i for i, p in enumerate(self.parents)):
-            raise ValueError(f"parents of nodes 1, 2, ... must come before them and never fall, got {self.parents}")
+            raise ValueError(
+                f"parents of nodes 1, 2, ... must come before them and never fall, such as (0, 0, 1, 1, 2), got "
+                f"{self.parents}"
+            )
 
     @cached_property
     def ancestors(self) -> np.ndarray:
-        """bool[N+1, N+1]: [i, j] whether j is i or stands before it."""
+        """bool[N+1, N+1]: entry [i, j] says whether node j is node i or an ancestor of node i."""
         found = np.eye(len(self.parents) + 1, dtype=bool)
         for node, parent in enumerate(self.parents, 1):
             found[node] |= found[parent]
@@ -41,22 +44,25 @@ class Topology:
 
     @property
     def depths(self) -> np.ndarray:
-        """i[N+1] of every node."""
+        """The depth of every node, i[N+1]; 0 for the root."""
         return self.ancestors.sum(1) - 1
 
     @property
     def depth(self) -> int:
-        """Of the deepest node."""
+        """The depth of the deepest node."""
         return int(self.depths.max())
 
     @property
     def ranks(self) -> np.ndarray:
-        """i[N+1] how many siblings stand before each node; 0 for the root."""
+        """How many siblings stand before each node, i[N+1]; 0 for the root."""
         parents = np.array((-1, *self.parents))
         return np.arange(len(parents)) - np.searchsorted(parents, parents)
 
     def of_depth(self, depth: int) -> "Topology":
-        """This tree cut to ``depth`` levels, or its first deepest leaf carried on as a chain down to there."""
+        """This tree with exactly ``depth`` levels.
+
+        A deeper tree is cut. In a shallower tree the first of the deepest leaves goes on as a chain.
+        """
         parents = list(np.array(self.parents)[self.depths[1:] <= depth].tolist())
         last = int(np.argmax(self.depths))
         for _ in range(depth - self.depth):
@@ -66,10 +72,10 @@ class Topology:
 
 
 def from_widths(widths: Sequence[int]) -> Topology:
-    """Each node at depth d has ``widths[d]`` children: (3, 2, 1) makes 3 + 6 + 6 tokens.
+    """The tree in which each node of depth d has ``widths[d]`` children. Widths (3, 2, 1) make 3 + 6 + 6 tokens.
 
     Raises:
-      ValueError: unless all are integers of at least 1.
+      ValueError: there is no width, or a width is no integer of at least 1.
     """
     if not widths or not all(isinstance(w, int | np.integer) and not isinstance(w, bool) and w >= 1 for w in widths):
         raise ValueError(f"widths must be one or more integers of at least 1, such as (3, 2, 1), got {widths!r}")
@@ -83,10 +89,13 @@ def from_widths(widths: Sequence[int]) -> Topology:
 
 
 def from_choices(choices: Iterable[Sequence[int]]) -> Topology:
-    """From paths of ranks as Medusa lists them: (0,) is the best child of the root, (0, 1) that one's second best.
+    """The tree of given paths of ranks, as Medusa lists them.
+
+    Args:
+      choices: one path a node. (0,) is the best child of the root, and (0, 1) is the second best child of node (0,).
 
     Raises:
-      ValueError: if a path's parent or its better sibling is missing, or a path is there twice.
+      ValueError: a path's parent or better sibling is missing, or a path is empty or given twice.
     """
     paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
     number: dict[tuple[int, ...], int] = {(): 0}
@@ -101,11 +110,11 @@ def from_choices(choices: Iterable[Sequence[int]]) -> Topology:
 
 
 def expected_length(topology: Topology, acceptance: np.ndarray) -> float:
-    """Expected accepted tokens a round: the sum over nodes of the chance that their whole path is accepted.
+    """The expected number of accepted tokens a round: the sum over nodes of the chance that a node's path is accepted.
 
     Args:
       topology: the tree.
-      acceptance: f[K, M], as at the top; what lies outside is never accepted.
+      acceptance: f[K, M], the table described at the top of this file. Nodes outside the table are never accepted.
     """
     table = np.asarray(acceptance, np.float64)
     parents, levels, ranks = np.array(topology.parents), topology.depths[1:] - 1, topology.ranks[1:]
@@ -116,18 +125,19 @@ def expected_length(topology: Topology, acceptance: np.ndarray) -> float:
 
 
 def sequoia(acceptance: np.ndarray, nodes: int) -> Topology:
-    """The tree of at most ``nodes`` drafted tokens of the highest expected accepted length (Chen et al. 2024, Sequoia).
+    """The tree of at most ``nodes`` tokens with the highest expected accepted length (Chen et al. 2024, Sequoia).
 
-    By dynamic programming: below a node of depth d, the children of rank m and on with n tokens among them earn the
-    most where the child of rank m takes some k tokens for its own subtree, and the later ones the rest. Tokens that
-    would earn nothing are left out.
+    The method is dynamic programming over best[d, m, n]: the most accepted tokens to expect from n tokens that are
+    spread over the children of rank m and later ranks of a node of depth d, and over the subtrees of these children.
+    The child of rank m with its subtree gets k tokens, and the later children get n - k; the best k is taken. Tokens
+    that would add nothing are left out.
 
     Args:
-      acceptance: f[K, M], as at the top.
+      acceptance: f[K, M], the table described at the top of this file.
       nodes: N, at least 1.
 
     Raises:
-      ValueError: for a table that holds no chances, or without any tree that earns something.
+      ValueError: ``acceptance`` is no such table, ``nodes`` is below 1, or no tree has an accepted token to expect.
     """
     table = np.asarray(acceptance, np.float64)
     if table.ndim != 2 or not ((table >= 0) & (table <= 1)).all() or not (table.sum(1) <= 1 + 1e-6).all():
@@ -136,20 +146,20 @@ def sequoia(acceptance: np.ndarray, nodes: int) -> Topology:
         raise ValueError(f"needs nodes >= 1 and a first child that may be accepted, got {nodes} and {table[0, 0]}")
     levels, ranks = table.shape
     best = np.zeros((levels + 1, ranks + 1, nodes + 1))  # [depth, first rank, tokens]
-    own = np.zeros(best.shape, int)  # how many of the tokens the child of the first rank and its subtree take
+    share = np.zeros(best.shape, int)  # the best k: how many of the tokens the first child and its subtree get
     for level in reversed(range(levels)):
         for rank in reversed(range(ranks)):
             for size in range(1, nodes + 1):
                 taken = np.arange(1, size + 1)
                 earned = table[level, rank] * (1 + best[level + 1, 0, taken - 1]) + best[level, rank + 1, size - taken]
                 if earned.max() > 0:
-                    own[level, rank, size] = taken[np.argmax(earned)]
+                    share[level, rank, size] = taken[np.argmax(earned)]
                     best[level, rank, size] = earned.max()
 
     def paths(prefix: tuple[int, ...], size: int):
         level, rank = len(prefix), 0
-        while level < levels and rank < ranks and own[level, rank, size]:
-            taken = own[level, rank, size]
+        while level < levels and rank < ranks and share[level, rank, size]:
+            taken = share[level, rank, size]
             yield (*prefix, rank)
             yield from paths((*prefix, rank), taken - 1)
             rank, size = rank + 1, size - taken

@@ -1,1 +1,1 @@
-"""Training drafters on what the target itself says: text, losses, and one loop for all kinds."""
+"""Training drafters on the target's own answers: texts, losses, objectives, and one loop for all objectives."""

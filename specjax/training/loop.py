@@ -1,4 +1,7 @@
-"""The training loop of every drafter: AdamW over an objective's weights, resumable bit for bit from any checkpoint."""
+"""The training loop of every drafter: AdamW on an objective's weights.
+
+A run that is resumed from a checkpoint gives the same weights, bit for bit, as a run without a break.
+"""
 
 import dataclasses
 import hashlib
@@ -19,25 +22,53 @@ from specjax.models.quantized import dequantize, is_quantized
 from specjax.report.progress import bar
 from specjax.training.texts import Texts
 
-Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to watch
+Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to report
 
 
 class Objective(Protocol):
-    """What is trained: a pytree of all that stays fixed, which makes trainable weights and judges them.
+    """A training task. It makes the trainable weights and computes their loss.
 
-    It is given a key for whatever a step leaves to chance, a function of seed and step; None where it is measured.
+    An objective is a pytree. Its leaves are all arrays that stay fixed in training.
     """
 
-    def init(self, seed: int) -> dict: ...
+    def init(self, seed: int) -> dict:
+        """The trainable weights before the first step, f32."""
+        ...
 
     def __call__(
         self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None
-    ) -> Terms: ...
+    ) -> Terms:
+        """The loss of the weights on some texts.
+
+        Args:
+          params: the trainable weights.
+          target: the model that the drafter drafts for.
+          tokens: i32[B, T], the texts.
+          weights: f32[B, T], the weight of each token in the loss.
+          key: key[] for random choices of a training step, a function of seed and step. None: the loss is only
+            measured.
+
+        Returns:
+          The loss f32[], and figures to report.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How it is trained. Learning rate: linear warm-up, then cosine to a tenth."""
+    """The settings of a training run.
+
+    The learning rate rises linearly during the warm-up, and then falls as a cosine to a tenth of its maximum.
+
+    Args:
+      steps: steps of the whole run.
+      batch: texts a step.
+      learning_rate: the maximum of the learning rate.
+      warmup: steps of the warm-up, at most half of ``steps``.
+      weight_decay: the weight decay of AdamW, on matrices only.
+      clip: the largest global norm of a gradient.
+      seed: the seed of the first weights, of the order of the texts, and of each step's random choices.
+    """
 
     steps: int
     batch: int = 32
@@ -48,23 +79,27 @@ class Recipe:
     seed: int = 0
 
     def optimizer(self) -> optax.GradientTransformation:
+        """AdamW with the learning rate's schedule, after gradients are clipped."""
         warmup = min(self.warmup, max(1, self.steps // 2))
         rate = optax.warmup_cosine_decay_schedule(
             0.0, self.learning_rate, warmup, max(self.steps, warmup + 1), self.learning_rate / 10
         )
-        decays = partial(jax.tree.map, lambda x: x.ndim > 1)  # matrices, not norms and biases
+        decays = partial(jax.tree.map, lambda x: x.ndim > 1)  # matrices decay; norms and biases do not
         adam = optax.adamw(rate, b2=0.95, weight_decay=self.weight_decay, mask=decays)
         return optax.chain(optax.clip_by_global_norm(self.clip), adam)
 
 
 def as_f32(params: dict) -> dict:
-    """Weights, quantised or not, as new arrays that a step may overwrite."""
+    """Weights, quantised or not, as new f32 arrays. A training step may overwrite these."""
     return jax.tree.map(lambda x: jnp.array(dequantize(x), jnp.float32), params, is_leaf=is_quantized)
 
 
 class TrainState(NamedTuple):
-    step: jax.Array  # i32[], steps done
+    # i32[] How many steps are done.
+    step: jax.Array
+    # The trainable weights, f32.
     params: dict
+    # The optimizer's state.
     optimizer: Any
 
 
@@ -78,22 +113,30 @@ def start(objective: Objective, recipe: Recipe) -> TrainState:
 def train_step(
     objective: Objective, target: LM, state: TrainState, tokens: jax.Array, weights: jax.Array, *, recipe: Recipe
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One step on texts i32[B, T] with weights f32[B, T]."""
+    """One training step on texts i32[B, T] with weights f32[B, T].
+
+    Returns:
+      The new state, and the objective's figures before the step.
+    """
     key = jax.random.fold_in(random.key(recipe.seed), state.step)
-    judge = jax.value_and_grad(lambda params: objective(params, target, tokens, weights, key), has_aux=True)
-    (_, seen), grads = judge(state.params)
+    loss = jax.value_and_grad(lambda params: objective(params, target, tokens, weights, key), has_aux=True)
+    (_, seen), grads = loss(state.params)
     updates, optimizer = recipe.optimizer().update(grads, state.optimizer, state.params)
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), seen
 
 
 @jax.jit
 def judge(objective: Objective, target: LM, params: dict, tokens: jax.Array, weights: jax.Array):
-    """The figures of :func:`train_step` without a step."""
+    """The objective's figures on texts i32[B, T] with weights f32[B, T], without a training step."""
     return objective(params, target, tokens, weights, None)[1]
 
 
 def batch_of(texts: Texts, recipe: Recipe, step: int) -> tuple[jax.Array, jax.Array]:
-    """The texts of a step, a function of the step alone: epochs in an order of their own, cut into batches."""
+    """The texts i32[B, T] of one step, and their weights f32[B, T].
+
+    Each epoch has a random order of the texts, which is cut into batches. So the batch depends only on the recipe and
+    on the number of the step.
+    """
     per_epoch = max(1, len(texts.tokens) // recipe.batch)
     epoch, place = divmod(step, per_epoch)
     order = np.random.default_rng([recipe.seed, epoch]).permutation(len(texts.tokens))
@@ -113,57 +156,62 @@ def train(
     seconds: float = float("inf"),
     progress: Callable[[dict], None] = lambda line: None,
 ) -> tuple[dict, list[dict]]:
-    """Runs the recipe, from the newest checkpoint in ``folder`` if there is one.
+    """Runs a recipe. If ``folder`` holds checkpoints, the run starts from the newest one.
 
     Args:
-      objective: what is trained.
-      target: the model it drafts for.
-      texts: trained on, in a new order each epoch.
-      held_out: measured on, in one batch.
-      recipe: how.
-      folder: where checkpoints go, one every ``every`` steps and one at the end.
+      objective: the training task.
+      target: the model that the drafter drafts for.
+      texts: the training texts, in a new order each epoch.
+      held_out: the texts for measurements, in one batch.
+      recipe: the settings of the run.
+      folder: where checkpoints are written: one every ``every`` steps and one at the end. None: no checkpoints.
       every: steps between measurements.
-      seconds: after which no further step is begun.
-      progress: told of each measurement.
+      seconds: how long the run may go on. The time is looked at every 10 steps.
+      progress: is called with each measurement.
 
     Returns:
-      The weights, and the curve: a dict for each measurement.
+      The weights, and the curve: one dict for each measurement.
 
     Raises:
-      ValueError: the folder holds checkpoints of another objective, recipe (but for its steps) or texts.
+      ValueError: the folder holds checkpoints of another objective, recipe or texts. The recipe's
+        ``steps`` may differ.
     """
-    if folder is not None:
-        _claim(Path(folder), _identity(objective, texts, recipe))
-    state = start(objective, recipe)
-    manager = None if folder is None else _manager(folder)
-    if manager is not None and manager.latest_step() is not None:
-        state = _restore(manager, state)
+    manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
-    curve, began, step = [], time.perf_counter(), int(state.step)
+    curve, began, step, out_of_time = [], time.perf_counter(), int(state.step), False
     line = bar(desc="training", total=recipe.steps, initial=step, unit="step")
-    while step < recipe.steps:
+    while step < recipe.steps and not out_of_time:
         state, seen = train_step(objective, target, state, *batch_of(texts, recipe, step), recipe=recipe)
         step += 1
         line.update()
         out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
-            found = judge(objective, target, state.params, *test)
-            figures = {f"held_out_{name}": np.asarray(x, np.float64).round(4).tolist() for name, x in found.items()}
-            figures |= {f"train_{name}": np.asarray(x, np.float64).round(4).tolist() for name, x in seen.items()}
+            figures = _figures("held_out", judge(objective, target, state.params, *test)) | _figures("train", seen)
             curve.append({"step": step, "seconds": round(time.perf_counter() - began, 1), **figures})
             progress(curve[-1])
-            if manager is not None:
-                _save(manager, state)
-        if out_of_time:
-            break
+            _save(manager, state)
     line.close()
     if manager is not None:
         manager.close()
     return state.params, curve
 
 
+def _begin(objective: Objective, texts: Texts, recipe: Recipe, folder: str | Path | None) -> tuple[Any, TrainState]:
+    """The manager of the folder's checkpoints, None without a folder, and the state that training starts from."""
+    if folder is None:
+        return None, start(objective, recipe)
+    _claim(Path(folder), _identity(objective, texts, recipe))
+    state, manager = start(objective, recipe), _manager(folder)
+    return manager, state if manager.latest_step() is None else _restore(manager, state)
+
+
+def _figures(prefix: str, figures: dict[str, jax.Array]) -> dict[str, Any]:
+    """Figures as rounded Python numbers and lists, with a prefix before each name."""
+    return {f"{prefix}_{name}": np.asarray(x, np.float64).round(4).tolist() for name, x in figures.items()}
+
+
 def _identity(objective: Objective, texts: Texts, recipe: Recipe) -> str:
-    """What makes a run what it is, but for its steps."""
+    """A digest of the objective, the texts and the recipe without its steps. Equal runs have equal digests."""
     digest = hashlib.sha256(repr((dataclasses.replace(recipe, steps=0), jax.tree.structure(objective))).encode())
     for array in (*jax.tree.leaves(objective), texts.tokens, texts.lengths, texts.own):
         digest.update(repr((array.shape, array.dtype)).encode() + np.asarray(array).tobytes())
@@ -171,6 +219,11 @@ def _identity(objective: Objective, texts: Texts, recipe: Recipe) -> str:
 
 
 def _claim(folder: Path, identity: str) -> None:
+    """Marks a folder as this run's.
+
+    Raises:
+      ValueError: the folder is marked as another run's.
+    """
     mark = folder / "run.txt"
     if mark.is_file() and mark.read_text("utf-8") != identity:
         raise ValueError(
@@ -182,19 +235,24 @@ def _claim(folder: Path, identity: str) -> None:
 
 
 def _manager(folder: str | Path):
+    """The manager of a folder's checkpoints. It keeps the two newest."""
     import orbax.checkpoint as ocp  # slow to import
 
     return ocp.CheckpointManager(Path(folder).absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
 
 def _save(manager, state: TrainState) -> None:
+    """Writes a checkpoint. Does nothing without a manager."""
+    if manager is None:
+        return
     import orbax.checkpoint as ocp
 
     manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()))
-    manager.wait_until_finished()  # the next step's donated buffers must not be written under it
+    manager.wait_until_finished()  # the next step overwrites the state's buffers
 
 
 def _restore(manager, like: TrainState) -> TrainState:
+    """The newest checkpoint, with the shapes and dtypes of ``like``."""
     import orbax.checkpoint as ocp
 
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())

@@ -1,6 +1,7 @@
-"""What a drafter is trained to: three losses of its q against the target's p, position by position.
+"""Three losses of a drafter's q against the target's p, position by position.
 
-D drafted tokens of the target's V: p is given on those D alone, so it sums to at most 1.
+D is the number of tokens that the drafter can draft, of the target's V tokens. p is given for these D tokens only. So p
+sums to at most 1.
 """
 
 from typing import NamedTuple
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 
 
 def cross_entropy(p: jax.Array, log_q: jax.Array, following: jax.Array) -> jax.Array:
-    """-log q of the token that followed, 0 where the drafter can't draft it.
+    """-log q of the token that followed in the text. 0 if the drafter can't draft this token.
 
     Args:
-      p: f32[..., D].
-      log_q: f32[..., D].
-      following: i32[...], an index into the D tokens, or D for any other.
+      p: f32[..., D], the target's probabilities.
+      log_q: f32[..., D], the logarithm of the drafter's probabilities.
+      following: i32[...], the token that followed, as an index into the D tokens, or D for any other token.
 
     Returns:
       f32[...], in nats.
@@ -26,13 +27,13 @@ def cross_entropy(p: jax.Array, log_q: jax.Array, following: jax.Array) -> jax.A
 
 
 def kl(p: jax.Array, log_q: jax.Array, following: jax.Array) -> jax.Array:
-    """The cross entropy of q under p, in nats: KL(p, q) but for a constant (distillation, Hinton et al. 2015)."""
+    """The cross entropy of q under p, in nats. It is KL(p, q) plus a constant (distillation, Hinton et al. 2015)."""
     del following
     return -jnp.sum(p * log_q, axis=-1)
 
 
 def rejection(p: jax.Array, log_q: jax.Array, following: jax.Array) -> jax.Array:
-    """1 - sum min(p, q): how often the token is refused, which is what drafting costs (Leviathan et al. 2023, 3.5)."""
+    """1 - sum min(p, q), the probability that a drafted token is refused (Leviathan et al. 2023, theorem 3.5)."""
     del following
     return 1.0 - jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
 
@@ -41,16 +42,27 @@ LOSSES = {"cross-entropy": cross_entropy, "kl": kl, "acceptance": rejection}
 
 
 class Lesson(NamedTuple):
-    """What the target says after each token of texts, as far as a drafter of D tokens can learn it."""
+    """The target's answers after each token of some texts, for a drafter of D tokens."""
 
-    p: jax.Array  # f32[B, T, D]
-    best: jax.Array  # i32[B, T] its likeliest token as an index into the D, or D
-    following: jax.Array  # i32[B, T] the token that followed, likewise
-    weights: jax.Array  # f32[B, T] of that token
+    # f32[B, T, D] The target's probabilities of the D tokens, after each token of the text.
+    p: jax.Array
+    # i32[B, T] The target's likeliest token, as an index into the D tokens, or D for any other token.
+    best: jax.Array
+    # i32[B, T] The token that followed in the text, as an index of the same kind.
+    following: jax.Array
+    # f32[B, T] The weight of the token that followed.
+    weights: jax.Array
 
     @classmethod
     def of(cls, logits: jax.Array, tokens: jax.Array, weights: jax.Array, drafted: jax.Array) -> "Lesson":
-        """From the target's logits f32[B, T, V] on texts i32[B, T], weights f32[B, T], for drafted tokens i32[D]."""
+        """The lesson of some texts.
+
+        Args:
+          logits: f32[B, T, V], the target's logits after each token.
+          tokens: i32[B, T], the texts.
+          weights: f32[B, T], the weight of each token.
+          drafted: i32[D], the target's ids of the tokens that the drafter can draft.
+        """
         size = drafted.shape[0]
         place = jnp.full(logits.shape[-1], size).at[drafted].set(jnp.arange(size))
         p = jnp.exp(logits[..., drafted] - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
@@ -59,11 +71,20 @@ class Lesson(NamedTuple):
         return cls(p, best, place[jnp.pad(tokens[:, 1:], later)], jnp.pad(weights[:, 1:], later))
 
     def after(self, count: int) -> "Lesson":
-        """Without the first ``count`` tokens."""
+        """The lesson without the answers after the first ``count`` tokens."""
         return jax.tree.map(lambda x: x[:, count:], self)
 
     def terms(self, loss: str, log_q: jax.Array) -> dict[str, jax.Array]:
-        """The mean loss of log q f32[B, T, D], the acceptance, and how often the likeliest tokens agree."""
+        """The loss of a drafter and two more figures, each a mean over tokens by weight.
+
+        Args:
+          loss: a name in ``LOSSES``.
+          log_q: f32[B, T, D], the logarithm of the drafter's probabilities.
+
+        Returns:
+          "loss", "alpha" (the probability that a drafted token is accepted) and "greedy" (how often the likeliest
+          tokens of target and drafter agree), each f32[].
+        """
         return {
             "loss": mean(LOSSES[loss](self.p, log_q, self.following), self.weights),
             "alpha": mean(jnp.sum(jnp.minimum(self.p, jnp.exp(log_q)), axis=-1), self.weights),
@@ -72,11 +93,19 @@ class Lesson(NamedTuple):
 
 
 def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The mean by weight, f32[]; 0 without any weight."""
+    """The weighted mean, f32[]. 0 if no weight is positive."""
     return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-6)
 
 
 def combined(terms: list[dict[str, jax.Array]], scale: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The mean loss of several terms by weights f32[terms], and all figures in rows."""
+    """Joins the figures of several terms.
+
+    Args:
+      terms: the figures of each term, as of :meth:`Lesson.terms`.
+      scale: f32[terms], the weight of each term.
+
+    Returns:
+      The weighted mean loss f32[], and each figure of all terms, f32[terms].
+    """
     rows = {name: jnp.stack([t[name] for t in terms]) for name in terms[0]}
     return jnp.sum(scale * rows["loss"]) / jnp.sum(scale), rows

@@ -1,4 +1,4 @@
-"""A model with weights on its sublayers: how any set of left-out sublayers becomes one program."""
+"""A model with a factor on each sublayer, so that one program can leave out any set of sublayers."""
 
 import dataclasses
 
@@ -8,10 +8,15 @@ from specjax.models.lm import LM
 
 
 def weighted(lm: LM, sublayers: jax.Array) -> LM:
-    """The model with the contributions of each layer's attention and MLP multiplied by f32[layers, 2].
+    """The model with each layer's attention and MLP outputs multiplied by factors.
 
-    A factor of 0 leaves a sublayer out. Every set of sublayers is then the same program, at the cost of the whole
-    model; the argument ``run`` of a call saves that cost. Not for quantised weights.
+    A factor of 0 leaves a sublayer out. All sets of sublayers share one program, which costs as much as the whole
+    model. The argument ``run`` of a model call saves the cost of sublayers, with one program for each set. Quantised
+    weights can't be scaled.
+
+    Args:
+      lm: the model.
+      sublayers: f32[layers, 2], the factors of each layer's attention and MLP.
     """
 
     def scaled(linear: dict, factor: jax.Array) -> dict:

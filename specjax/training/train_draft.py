@@ -1,4 +1,4 @@
-"""Distilling a small draft model from the target, with the target's embedding and head as they are."""
+"""Distilling a small draft model from the target. The draft uses the target's embedding and head, which stay fixed."""
 
 import dataclasses
 from typing import Any
@@ -15,13 +15,13 @@ from specjax.training.losses import Lesson
 
 @dataclasses.dataclass(frozen=True)
 class DraftObjective:
-    """The loss of a Llama of few layers on whole texts.
+    """The loss of a draft model of few layers on whole texts.
 
     Args:
-      shared: the target's parameters that the draft uses too: "embed", and "lm_head" where it is not tied.
-      first: the weights to begin with: "layers" and "norm".
-      config: the draft's shape.
-      loss: a name of ``specjax.training.losses.LOSSES``.
+      shared: the target's weights that the draft uses too: "embed", and "lm_head" unless the head is tied to "embed".
+      first: the weights that training begins with: "layers" and "norm".
+      config: the draft model's config.
+      loss: a name in ``specjax.training.losses.LOSSES``.
     """
 
     shared: dict
@@ -31,10 +31,15 @@ class DraftObjective:
 
     @classmethod
     def from_layers(cls, target: LM, layers: tuple[int, ...], loss: str = "kl") -> "DraftObjective":
-        """A draft of some of the target's layers, trained on from there.
+        """The objective of a draft that begins as a copy of some of the target's layers.
+
+        Args:
+          target: the target.
+          layers: the numbers of the layers, in the order in which the draft has them.
+          loss: a name in ``specjax.training.losses.LOSSES``.
 
         Raises:
-          ValueError: if the target has no such layer.
+          ValueError: there is no layer, or the target has no layer of a number.
         """
         count = target.config.num_hidden_layers
         outside = [i for i in layers if not 0 <= i < count]
@@ -56,7 +61,7 @@ class DraftObjective:
         return LM(self.config, {**self.shared, **jax.tree.map(lambda x: x.astype(dtype), params)})
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
-        """The mean loss over texts i32[B, T] by weights f32[B, T], and the acceptance on the same text."""
+        """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of :meth:`Lesson.terms`."""
         del key
         batch, size = tokens.shape
         logits = lax.stop_gradient(target(tokens, target.alloc_cache(batch, size)).logits)

@@ -1,6 +1,7 @@
-"""Training EAGLE's heads as they are used: fed with their own outputs for a few steps (Li et al. 2025, section 3.2).
+"""Training EAGLE's heads as they are used: on their own outputs, for a few steps (Li et al. 2025, section 3.2).
 
-The first EAGLE's head is trained so too, not to repeat the target's hidden states: what counts is what it drafts.
+The head of the first EAGLE is trained in the same way. Its paper trains the head to repeat the target's hidden states,
+but only the head's drafts matter.
 """
 
 import dataclasses
@@ -23,16 +24,16 @@ from specjax.training.losses import Lesson, combined
 
 @dataclasses.dataclass(frozen=True)
 class EagleObjective:
-    """The loss of a head over whole texts.
+    """The loss of a head on whole texts.
 
     Args:
-      tokens: i32[D], the target's ids of the tokens that it drafts.
-      lm_head: [D, H], their rows of the target's output head, which stay as they are.
+      tokens: i32[D], the target's ids of the tokens that the head drafts.
+      lm_head: [D, H], the rows of these tokens in the target's output head. They stay fixed.
       config: the head's shape.
-      steps: how many drafted tokens in a row it is trained for.
-      loss: a name of ``specjax.training.losses.LOSSES``.
-      decay: weight of each step over that of the one before.
-      first: weights to begin with; None: random ones.
+      steps: how many drafted tokens in a row the head is trained for.
+      loss: a name in ``specjax.training.losses.LOSSES``.
+      decay: the weight of each step relative to the step before.
+      first: the weights that training begins with. None: random weights.
     """
 
     tokens: jax.Array
@@ -49,10 +50,10 @@ class EagleObjective:
         return {name: leaf for name, leaf in params.items() if name != "lm_head"}
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
-        """The mean loss over texts i32[B, T] by weights f32[B, T], and each step's acceptance on the same text."""
+        """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of each step."""
         del key
         out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape), taps=self.config.taps))
-        lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j is asked what follows j + 1
+        lesson = Lesson.of(out.logits, tokens, weights, self.tokens).after(1)  # entry j predicts token j + 2
         index = jnp.arange(tokens.shape[1] - 1)
         terms = []
         for step, log_q in enumerate(self.unrolled(params, target, tokens, out)):
@@ -63,10 +64,16 @@ class EagleObjective:
     def unrolled(
         self, params: dict, target: LM, tokens: jax.Array, out: Output
     ) -> Iterator[jax.Array]:
-        """log q f32[B, T-1, D] of each step's entries, on texts i32[B, T] of which the target said ``out``.
+        """The drafter's log q of each step's entries, f32[B, T-1, D].
 
-        Entry j of step s is where a draft begun s steps earlier has come to: it sees the target's states up to where
-        that began, and the draft's own outputs after.
+        Entry j of step s belongs to a draft that began s entries earlier, at entry j - s. Entry j sees the target's
+        states up to the entry at which the draft began, and the draft's own outputs after that.
+
+        Args:
+          params: the trainable weights.
+          target: the target.
+          tokens: i32[B, T], the texts.
+          out: the target's answers to the texts.
         """
         params = jax.tree.map(lambda x: x.astype(target.dtype), params)
         head = modules.merge(self.config.module, self.config, {**params, "lm_head": self.lm_head})
@@ -75,9 +82,9 @@ class EagleObjective:
         batch, entries = embedded.shape[:2]
         cache = eagle3_head.alloc_cache(self.config, batch, entries * self.steps, target.dtype)
         index = jnp.arange(entries)
-        ago = index[:, None] - index  # [T-1, T-1]
+        ago = index[:, None] - index  # [T-1, T-1] how many entries earlier each other entry stands
         for step in range(self.steps):
-            sees = [ago >= step] + [ago == step - s for s in range(1, self.steps)]  # none of the steps to come
+            sees = [ago >= step] + [ago == step - s for s in range(1, self.steps)]  # no entry of later steps
             mask = jnp.concatenate(sees, axis=1) & (jnp.arange(entries * self.steps) < entries * (step + 1))
             hidden, cache = head(
                 embedded,

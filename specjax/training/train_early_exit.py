@@ -1,4 +1,4 @@
-"""Training a model to leave early, so that its first layers draft for all of it (LayerSkip, Elhoushi et al. 2024)."""
+"""Training a model for early exits, so that its first layers draft for all layers (LayerSkip, Elhoushi et al. 2024)."""
 
 import dataclasses
 
@@ -18,16 +18,17 @@ from specjax.training.train_draft import DraftObjective
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExitObjective:
-    """The loss of leaving a model after each of a few layers, and after the last, on whole texts.
+    """The loss of a model that exits after each of a few layers, and after the last layer, on whole texts.
 
-    The target is the teacher and stays as it is: what is trained is a copy of its layers and last norm, with its
-    embedding and head.
+    The target is the teacher and stays fixed. A copy of the target's layers and last norm is trained. The copy uses the
+    target's embedding and head.
 
     Args:
-      whole: all of the target's layers, to begin with.
-      exits: after how many layers it may be left, rising; the last is all of them.
-      dropout: how often the last layer is left out of a step. Earlier ones are left out less, the first never.
-      loss: a name of ``specjax.training.losses.LOSSES``.
+      whole: the objective of a draft with all of the target's layers.
+      exits: the exits, each as a number of layers, rising. The last exit is after all layers.
+      dropout: the probability that a step leaves out the last layer. Earlier layers are left out less often, and the
+        first one never.
+      loss: a name in ``specjax.training.losses.LOSSES``.
     """
 
     whole: DraftObjective
@@ -39,10 +40,17 @@ class EarlyExitObjective:
     def of(
         cls, target: LM, exits: tuple[int, ...] = (), dropout: float = 0.1, loss: str = "kl"
     ) -> "EarlyExitObjective":
-        """A copy of the target, trained on from there. Without ``exits``: a fifth, a third and half of its layers.
+        """The objective of a model that begins as a copy of the target.
+
+        Args:
+          target: the target.
+          exits: the exits, each as a number of layers. Empty: a fifth, a third and half of the layers.
+          dropout: the probability that a step leaves out the last layer.
+          loss: a name in ``specjax.training.losses.LOSSES``.
 
         Raises:
-          ValueError: the target has no such layer, or is quantised; ``dropout`` is no probability.
+          ValueError: an exit is no number of layers of the target, ``dropout`` is no probability below 1, or the target
+            is quantised.
         """
         layers = target.config.num_hidden_layers
         exits = exits or tuple(max(1, layers // part) for part in (5, 3, 2))
@@ -51,12 +59,13 @@ class EarlyExitObjective:
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         if kind := kind_of(target.params):
-            raise ValueError(f"a model of {kind} weights can't be trained on; load the original")
+            raise ValueError(f"a model of {kind} weights can't be trained on; load the original weights")
         whole = DraftObjective.from_layers(target, tuple(range(layers)))
         return cls(whole, tuple(sorted({*exits, layers})), dropout, loss)
 
     @property
     def config(self) -> LlamaConfig:
+        """The config of the model that is trained."""
         return self.whole.config
 
     def init(self, seed: int) -> dict:
@@ -64,11 +73,13 @@ class EarlyExitObjective:
         return self.whole.init(seed)
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
-        """The mean loss over texts i32[B, T] by weights f32[B, T], and for each exit its acceptance by the target as it
-        was ("alpha"; of the last: how far the model has stayed itself) and by the model as it now is ("own").
+        """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of each exit.
 
-        An exit weighs in the loss as many times as it has layers. (The paper's scale is quadratic, for a loss at every
-        layer; of few exits it would leave the first next to nothing.)
+        Two figures are acceptances: "alpha" by the target, and "own" by the whole model in training. "alpha" of the
+        last exit says how much the model in training still resembles the target.
+
+        The weight of an exit in the loss is its number of layers. (The paper has a loss at every layer and weights that
+        are quadratic in the number. With few exits, quadratic weights would leave the first exit almost no weight.)
         """
         lesson = Lesson.of(
             lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape)).logits),
@@ -83,23 +94,23 @@ class EarlyExitObjective:
             module = llama.merge(self.config, {**model.params, "norm": norm})
             return jax.nn.log_softmax(module.head(module.norm(hidden)), axis=-1)
 
-        # Checkpointed: of all that is as wide as the vocabulary, one exit's is kept at a time.
+        # Checkpointed, so that arrays as wide as the vocabulary are in memory for one exit at a time.
         @jax.checkpoint
-        def left_after(norm: dict, hidden: jax.Array, lesson: Lesson, own: jax.Array) -> dict[str, jax.Array]:
-            said = log_q(norm, hidden)
-            accepted = mean(jnp.sum(jnp.minimum(own, jnp.exp(said)), axis=-1), lesson.weights)
-            return {**lesson.terms(self.loss, said), "own": accepted}
+        def terms_of(norm: dict, hidden: jax.Array, lesson: Lesson, whole: jax.Array) -> dict[str, jax.Array]:
+            exit_log_q = log_q(norm, hidden)
+            accepted = mean(jnp.sum(jnp.minimum(whole, jnp.exp(exit_log_q)), axis=-1), lesson.weights)
+            return {**lesson.terms(self.loss, exit_log_q), "own": accepted}
 
         norm = model.params["norm"]
-        own = lax.stop_gradient(jnp.exp(log_q(norm, out.taps[self.exits[-1]])))
-        terms = [left_after(norm, out.taps[after], lesson, own) for after in self.exits]
+        whole = lax.stop_gradient(jnp.exp(log_q(norm, out.taps[self.exits[-1]])))  # [B, T, V] after all layers
+        terms = [terms_of(norm, out.taps[after], lesson, whole) for after in self.exits]
         return combined(terms, jnp.array(self.exits, jnp.float32))
 
     def kept(self, key: jax.Array) -> jax.Array:
-        """Which sublayers take part in a step, 1 or 0: f32[layers, 2].
+        """Which sublayers take part in a step: f32[layers, 2] of 1 (takes part) and 0 (left out).
 
-        Layer l is left out with probability dropout * (2 ** (l / (L - 1)) - 1) (Elhoushi et al. 2024, section 4.1), for
-        all texts of a step alike, as stochastic depth was first done (Huang et al. 2016).
+        Layer l of L is left out with probability dropout * (2 ** (l / (L - 1)) - 1) (Elhoushi et al. 2024, section
+        4.1). A layer is left out for all texts of a step, as in the first form of stochastic depth (Huang et al. 2016).
         """
         layers = self.config.num_hidden_layers
         rising = 2.0 ** (jnp.arange(layers) / max(1, layers - 1)) - 1.0

@@ -1,4 +1,4 @@
-"""Training Medusa's heads on a target that stays as it is (Cai et al. 2024, Medusa-1, section 2.2.1)."""
+"""Training Medusa's heads on a target that stays fixed (Cai et al. 2024, Medusa-1, section 2.2.1)."""
 
 import dataclasses
 
@@ -15,15 +15,15 @@ from specjax.training.losses import Lesson, combined
 
 @dataclasses.dataclass(frozen=True)
 class MedusaObjective:
-    """The loss of the heads over whole texts.
+    """The loss of the heads on whole texts.
 
     Args:
-      tokens: i32[D], the target's ids of the tokens that they draft.
-      lm_head: [D, H], their rows of the target's output head, which stay as they are.
+      tokens: i32[D], the target's ids of the tokens that the heads draft.
+      lm_head: [D, H], the rows of these tokens in the target's output head. They stay fixed.
       config: the heads' shape.
-      loss: a name of ``specjax.training.losses.LOSSES``.
-      decay: weight of each head over that of the one before (the paper's lambda).
-      first: weights to begin with; None: zeros, so that every head begins as the target's own.
+      loss: a name in ``specjax.training.losses.LOSSES``.
+      decay: the weight of each head relative to the head before (the paper's lambda).
+      first: the weights that training begins with. None: zeros, with which every head equals the target's output head.
     """
 
     tokens: jax.Array
@@ -41,7 +41,7 @@ class MedusaObjective:
         return {"heads": jax.tree.map(jnp.zeros_like, params["heads"])}
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
-        """The mean loss over texts i32[B, T] by weights f32[B, T], and each head's acceptance on the same text."""
+        """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of each head."""
         del key
         out = lax.stop_gradient(target(tokens, target.alloc_cache(*tokens.shape)))
         lesson = Lesson.of(out.logits, tokens, weights, self.tokens)
@@ -49,7 +49,7 @@ class MedusaObjective:
         module = modules.merge(MedusaHeads, self.config, {**params, "lm_head": self.lm_head})
         logits = module.head(module(out.hidden))  # [B, T, heads, D]
         terms = []
-        for i in range(self.config.num_heads):  # from token t it says what follows token t + 1 + i
+        for i in range(self.config.num_heads):  # at token t, head i predicts token t + 2 + i
             log_q = jax.nn.log_softmax(logits[:, : -1 - i, i], axis=-1)
             terms.append(lesson.after(1 + i).terms(self.loss, log_q))
         return combined(terms, self.decay ** jnp.arange(self.config.num_heads))

@@ -1,4 +1,4 @@
-"""Training PaSS's look-ahead tokens on a target that stays as it is (Monea et al. 2023, section 3.2)."""
+"""Training PaSS's look-ahead tokens on a target that stays fixed (Monea et al. 2023, section 3.2)."""
 
 import dataclasses
 
@@ -16,14 +16,14 @@ from specjax.training.losses import Lesson, combined
 
 @dataclasses.dataclass(frozen=True)
 class PaSSObjective:
-    """The loss of the look-ahead tokens after several places of whole texts.
+    """The loss of L look-ahead tokens after several places of whole texts.
 
     Args:
-      first: weights to begin with, {"table": [L, H]}.
-      config: how many tokens there are, and their size.
-      places: of a text, after which the look-ahead tokens stand in a step; each costs L tokens.
-      loss: a name of ``specjax.training.losses.LOSSES``.
-      decay: weight of each look-ahead token over that of the one before.
+      first: the weights that training begins with, {"table": [L, H]}.
+      config: how many look-ahead tokens there are, and the size of their embeddings.
+      places: M, after how many places of each text the look-ahead tokens stand in a step. Each place costs L tokens.
+      loss: a name in ``specjax.training.losses.LOSSES``.
+      decay: the weight of each look-ahead token relative to the one before.
     """
 
     first: dict
@@ -34,7 +34,7 @@ class PaSSObjective:
 
     @classmethod
     def of(cls, target: LM, num_tokens: int = 3, places: int = 32, loss: str = "kl") -> "PaSSObjective":
-        """Look-ahead tokens that begin as the mean of the target's embeddings."""
+        """The objective of ``num_tokens`` look-ahead tokens that begin as the mean of the target's embeddings."""
         mean = jnp.mean(target.embed(jnp.arange(target.config.vocab_size)).astype(jnp.float32), axis=0)
         config = PassConfig(target.config.hidden_size, num_tokens)
         return cls({"table": jnp.tile(mean, (num_tokens, 1))}, config, places, loss)
@@ -45,18 +45,19 @@ class PaSSObjective:
         return as_f32(self.first)
 
     def __call__(self, params: dict, target: LM, tokens: jax.Array, weights: jax.Array, key: jax.Array | None) -> Terms:
-        """The mean loss over texts i32[B, T] by weights f32[B, T], and each look-ahead token's acceptance.
+        """The weighted mean loss on texts i32[B, T] with weights f32[B, T], and the figures of each look-ahead token.
 
-        Look-ahead token l after place t is asked what follows token t + 1 + l, which the text itself has at t + 1 + l.
+        Look-ahead token l after place t stands at position t + 1 + l and predicts token t + 2 + l. The target's answer
+        at position t + 1 + l of the text itself is the right one.
         """
         batch, size = tokens.shape
         ahead, places = self.config.num_tokens, min(self.places, size - self.config.num_tokens - 2)
         if key is None:
-            at = jnp.linspace(0, size - ahead - 3, places).astype(jnp.int32)
+            chosen = jnp.linspace(0, size - ahead - 3, places).astype(jnp.int32)  # [M] positions
         else:
-            at = jnp.sort(jax.random.permutation(key, size - ahead - 2)[:places]).astype(jnp.int32)
-        later = at[:, None] + 1 + jnp.arange(ahead)  # [M, L] positions of the look-ahead tokens
-        hidden = self._hidden(params, target, tokens, at, later)  # [B, T + M L, H]
+            chosen = jnp.sort(jax.random.permutation(key, size - ahead - 2)[:places]).astype(jnp.int32)
+        later = chosen[:, None] + 1 + jnp.arange(ahead)  # [M, L] positions of the look-ahead tokens
+        hidden = self._hidden(params, target, tokens, chosen, later)  # [B, T + M L, H]
 
         def logits_of(hidden: jax.Array) -> jax.Array:
             return llama.merge(target.config, target.params).head(hidden)
@@ -68,11 +69,19 @@ class PaSSObjective:
         return combined(terms, self.decay ** jnp.arange(ahead))
 
     def _hidden(
-        self, params: dict, target: LM, tokens: jax.Array, at: jax.Array, later: jax.Array
+        self, params: dict, target: LM, tokens: jax.Array, chosen: jax.Array, later: jax.Array
     ) -> jax.Array:
-        """The target's last hidden states on texts and, behind them, on the look-ahead tokens after each place.
+        """The target's last hidden states on texts and on look-ahead tokens, [B, T + M L, H].
 
-        A look-ahead token sees its text up to its place, and those before it after the same place.
+        A block has the text first, and behind it the L look-ahead tokens of each place. A look-ahead token sees the
+        text up to its place, the earlier look-ahead tokens of the same place, and itself.
+
+        Args:
+          params: the trainable weights.
+          target: the target.
+          tokens: i32[B, T], the texts.
+          chosen: i32[M], the position of each place.
+          later: i32[M, L], the positions of the look-ahead tokens.
         """
         batch, size = tokens.shape
         places, ahead = later.shape
@@ -80,15 +89,15 @@ class PaSSObjective:
         block = jnp.concatenate([target.embed(tokens), jnp.broadcast_to(table, (batch, *table.shape))], axis=1)
         index = jnp.arange(size)
         positions = jnp.concatenate([index, later.reshape(-1)])
-        own_text = jnp.repeat(index <= at[:, None], ahead, axis=0)  # [M L, T]
+        before = jnp.repeat(index <= chosen[:, None], ahead, axis=0)  # [M L, T] the text up to each place
         group = jnp.repeat(jnp.arange(places), ahead)
         together = (group[:, None] == group) & (jnp.arange(len(group))[:, None] >= jnp.arange(len(group)))
         of_text = jnp.concatenate([index[:, None] >= index, jnp.zeros((size, len(group)), bool)], axis=1)
-        mask = jnp.concatenate([of_text, jnp.concatenate([own_text, together], axis=1)])
+        mask = jnp.concatenate([of_text, jnp.concatenate([before, together], axis=1)])
         total = len(positions)
         cache = kv.with_lengths(target.alloc_cache(batch, total), jnp.zeros(batch, jnp.int32))
-        everyone = jnp.broadcast_to(positions, (batch, total)), jnp.broadcast_to(mask, (batch, total, total))
-        return target(None, cache, *everyone, with_logits=False, embedded=block).hidden
+        positions, mask = jnp.broadcast_to(positions, (batch, total)), jnp.broadcast_to(mask, (batch, total, total))
+        return target(None, cache, positions, mask, with_logits=False, embedded=block).hidden
 
 
 jax.tree_util.register_dataclass(

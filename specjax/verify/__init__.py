@@ -1,4 +1,8 @@
-"""Verifiers, by the names that ``generate(verifier=...)`` takes. The last three are refused unless ``lossy=True``."""
+"""Verifiers, with the names that ``generate(verifier=...)`` takes.
+
+The last three of ``VERIFIERS`` are lossy: lenient, lenient-greedy and typical. ``generate`` refuses them unless
+``lossy=True``.
+"""
 
 from typing import Any
 

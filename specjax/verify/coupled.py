@@ -1,8 +1,9 @@
 """Coupled verification: the target's own draws decide, so the output is token for token that of plain decoding.
 
-The target draws argmax(log p + G) with Gumbel noise G addressed by absolute position; a drafted token stands when it
-equals that draw. A drafter that draws with the same noise agrees with probability at least (1 - TV)/(1 + TV) (Daliri
-et al. 2024, "Coupling without communication and drafter-invariant speculative decoding").
+The target draws argmax(log p + G), with Gumbel noise G that is addressed by absolute position. A drafted token is
+accepted if it equals the target's draw. A drafter that draws with the same noise G drafts the target's token with
+probability at least (1 - TV) / (1 + TV), where TV is the total variation distance of p and q (Daliri et al. 2024,
+"Coupling without communication and drafter-invariant speculative decoding").
 """
 
 import dataclasses
@@ -18,9 +19,9 @@ from specjax.decode.types import Draft, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Coupled:
-    """Accept while the drafted token is the one that plain decoding would draw at its position.
+    """Accepts drafted tokens for as long as they are the tokens that plain decoding would draw at their positions.
 
-    Of a tree, the longest path of such tokens.
+    In a tree the longest path of such tokens is accepted.
     """
 
     lossless = True
@@ -35,9 +36,13 @@ class Coupled:
 
 
 def own_draws(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-    """Draws the target's own token at every node, and goes along the draft as far as it holds them.
+    """Draws the target's own token after every node, and accepts the draft as far as it holds these tokens.
 
-    Args: as of ``Verifier.verify``, but keys are those to draw with.
+    Args:
+      p: f32[B, N+1, V], the target's probabilities.
+      draft: the draft.
+      keys: key[B] to draw with. These are not the rows' own keys, which ``Verifier.verify`` takes.
+      lengths: i32[B].
     """
     shape, (rows, size) = draft.shape, draft.tokens.shape
     depth = jnp.broadcast_to(shape.depths(size), (rows, size + 1))

@@ -1,7 +1,8 @@
 """Verifiers that trade exactness for acceptance. ``generate`` refuses them unless ``lossy=True``.
 
-docs/exactness.md lists what each costs on small tables, in total variation; tests/test_lossy.py measures it.
-None looks past a refusal, so redrawing a refused position with the same key is as sound as for ``Rejection``.
+docs/exactness.md lists the error of each verifier on small tables, in total variation; tests/test_lossy.py measures it.
+No verdict depends on tokens past a refusal. So a refused position may be drawn again with the same key, as for
+``Rejection``.
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ from specjax.verify import pieces as chain
 
 
 class _RedrawsWithOneKey:
+    """Base of the verifiers of this file, which judge chains only. A later round drafts with the same keys."""
+
     lossless = False
     trees = False
 
@@ -27,16 +30,18 @@ class _RedrawsWithOneKey:
 
 @dataclasses.dataclass(frozen=True)
 class Lenient(_RedrawsWithOneKey):
-    """Accept x ~ q with probability min(1, p(x) / (l q(x))); on refusal draw from norm(max(0, p - q)).
+    """Accepts x ~ q with probability min(1, p(x) / (l q(x))). After a refusal draws from norm(max(0, p - q)).
 
-    No token becomes likelier than p/l, and none with p > q likelier than p. At temperature 0, where p and q are
-    one-hot, nothing changes: see :class:`LenientGreedy`. Leviathan et al. 2023, appendix A.5.
+    No token becomes likelier than p/l, and no token with p > q becomes likelier than p. At temperature 0 p and q are
+    one-hot, and the lenience changes nothing: :class:`LenientGreedy` is for this case. Source: Leviathan et al. 2023,
+    appendix A.5.
 
     Args:
-      lenience: l in (0, 1]; 1 is ``Rejection``: token for token where the draft is sampled, in law where it is not.
+      lenience: l, in (0, 1]. At 1 this is ``Rejection``: with the same tokens for sampled drafts, and with the same
+        distribution for point masses.
 
     Raises:
-      ValueError: for any other lenience.
+      ValueError: ``lenience`` is no number in (0, 1].
     """
 
     lenience: float = 0.5
@@ -57,17 +62,17 @@ class Lenient(_RedrawsWithOneKey):
 
 @dataclasses.dataclass(frozen=True)
 class LenientGreedy(_RedrawsWithOneKey):
-    """Greedy decoding that also accepts x where p(x) > l max p; on refusal, and as the bonus, the most likely token.
+    """Greedy decoding that also accepts x if p(x) > l max p. Corrections and bonuses are the most likely token.
 
-    The comparison needs p before it is sharpened to one-hot: request temperature 1 and let the drafter be greedy
-    (``DraftModel(temperature=0)``); nothing is drawn. At temperature 0 it is plain greedy decoding. Leviathan et al.
-    2023, appendix A.5, last paragraph, which prints the inequality the other way round.
+    The comparison needs a p that temperature 0 has not made one-hot. So ask for temperature 1, and let the drafter be
+    greedy (``DraftModel(temperature=0)``). Nothing is drawn. At temperature 0 this is plain greedy decoding. Source:
+    Leviathan et al. 2023, appendix A.5, last paragraph, which prints the inequality the other way round.
 
     Args:
-      lenience: l in (0, 1]; 1 is greedy decoding, token for token.
+      lenience: l, in (0, 1]. At 1 this is greedy decoding, token for token.
 
     Raises:
-      ValueError: for any other lenience.
+      ValueError: ``lenience`` is no number in (0, 1].
     """
 
     lenience: float = 0.5
@@ -86,17 +91,17 @@ class LenientGreedy(_RedrawsWithOneKey):
 
 @dataclasses.dataclass(frozen=True)
 class TypicalAcceptance(_RedrawsWithOneKey):
-    """Accept x where p(x) > min(epsilon, delta exp(-H(p))), H the entropy in nats; on refusal draw from p.
+    """Accepts x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy in nats. After a refusal draws from p.
 
-    q plays no part: the less certain the target, the more it lets pass. At temperature 0 it is greedy decoding, token
-    for token. Cai et al. 2024, "Medusa", typical acceptance.
+    q is not used. The less certain the target is, the more tokens are accepted. At temperature 0 this is greedy
+    decoding, token for token. Source: Cai et al. 2024, "Medusa", typical acceptance.
 
     Args:
-      epsilon: the hard threshold, in (0, 1].
-      delta: the factor of the entropy-dependent one, in (0, 1].
+      epsilon: the fixed threshold, in (0, 1].
+      delta: the factor of the threshold that depends on the entropy, in (0, 1].
 
     Raises:
-      ValueError: for values outside.
+      ValueError: ``epsilon`` or ``delta`` is no number in (0, 1].
     """
 
     epsilon: float = 0.09

@@ -1,7 +1,8 @@
-"""Speculative rejection sampling, the chain rule of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023.
+"""Speculative rejection sampling of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023.
 
-On a tree it is applied again and again, child by child (``tree_rejection``). A point mass x is accepted with
-probability p(x), and refused for the rest of p: that is to draw from p and see whether it is x, so it is done so.
+On a tree the rule is applied to one child after the other (``tree_rejection``). A point mass x is accepted with
+probability p(x); after a refusal the rule draws from the rest of p. The result is the same as that of one draw from p,
+of which x is accepted if the draw equals x. Drafts of point masses are judged by such draws (``coupled.own_draws``).
 """
 
 import dataclasses
@@ -18,13 +19,13 @@ from specjax.verify.tree_rejection import recursive_rejection
 
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-    """Accept x ~ q with probability min(1, p(x)/q(x)); at the first refusal draw from norm(max(0, p - q))."""
+    """Accepts x ~ q with probability min(1, p(x)/q(x)). At the first refusal draws from norm(max(0, p - q))."""
 
     lossless = True
     trees = True
 
     def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
-        # Redrawing a refused position with the same key is sound here: nothing past a refusal is ever looked at.
+        # A refused position may be drawn again with the same key: no verdict depends on tokens past a refusal.
         del lengths
         return random.fold(keys, random.DRAFT)
 

@@ -1,4 +1,4 @@
-"""Recursive rejection on a token tree: at each node its children are judged in turn (Miao et al. 2024, SpecInfer)."""
+"""Recursive rejection on a token tree: the children of each node are judged in turn (Miao et al. 2024, SpecInfer)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,17 @@ from specjax.verify import siblings
 
 
 def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-    """Accept child x of the node reached with probability min(1, r(x) / q(x)), else r becomes norm(max(0, r - q)).
+    """Goes down the tree from the root, judging the children of the node that was accepted last.
 
-    r starts as the target's p at that node; when no child is left the next token is drawn from it. Arguments as of
-    ``Verifier.verify``.
+    At each node r starts as the target's p after the node. A child x is accepted with probability min(1, r(x) / q(x)).
+    If the child is refused, r becomes norm(max(0, r - q)), and the next child is judged. If no child is left, the next
+    token is drawn from r.
+
+    Args:
+      p: f32[B, N+1, V], the target's probabilities after each node.
+      draft: a tree with probabilities.
+      keys: key[B], the rows' own keys.
+      lengths: i32[B].
     """
     rows, size = draft.tokens.shape
     parents, probs = parents_of(draft.shape, rows, size), draft.probs
@@ -28,12 +35,14 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
     index = jnp.arange(draft.tokens.shape[1], dtype=lengths.dtype)[None]
 
     def to_judge(reached, last):
-        """Whether a node has a valid child past drafted token ``last``, and the first such."""
+        """Whether node ``reached`` has a valid child after drafted token ``last``, and the index of the first one."""
         left = draft.valid & (parents == reached[:, None]) & (index > last[:, None])
         return jnp.any(left, axis=1), jnp.argmax(left, axis=1).astype(lengths.dtype)
 
     def judge(carry):
-        reached, last, r, mass = carry  # the node reached, the child last judged, and what is aimed at below it
+        # The node accepted last, the drafted token judged last, and the distribution r / mass of the token below the
+        # node.
+        reached, last, r, mass = carry
         judged, i = to_judge(reached, last)
         token, q = row_at(draft.tokens, i), row_at(probs, i)
         r_x, q_x = (jnp.take_along_axis(x, token[:, None], axis=1)[:, 0] for x in (r, q))
@@ -50,7 +59,7 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
 
 
 def ranks(parents: jax.Array) -> jax.Array:
-    """How many children of the same parent stand before each node: i32[B, N] of parents i32[B, N]."""
+    """The rank of each drafted token among its siblings, from 0: parents i32[B, N] to ranks i32[B, N]."""
     size = parents.shape[1]
     before = span(size) < jnp.arange(size, dtype=jnp.int32)[:, None]  # [N, N]
     return jnp.sum((parents[:, :, None] == parents[:, None, :]) & before[None], axis=2, dtype=jnp.int32)
