@@ -141,8 +141,8 @@ class Metrics:
                     f"step {step} accepted {accepted} of {drafted} drafted tokens, expected 0 <= accepted <= drafted "
                     f"<= {self.num_speculative_tokens}"
                 )
-        # Each step adds its accepted tokens and the target's own token. In the last step a stop or the limit may cut off
-        # the target's own token.
+        # Each step adds its accepted tokens and the target's own token. In the last step a stop or the limit may cut
+        # off the target's own token.
         if self._missing() not in ((0, 1) if self.num_steps else (0,)):
             raise ValueError(
                 f"completion_tokens is {self.completion_tokens}, but {self.num_steps} steps that accepted "

@@ -25,7 +25,7 @@ class Result:
     stop_token_ids: list[int]
     # The date that the chat template was given, in ISO format. None: no template asked for a date.
     date: str | None
-    # The wall time of "prefill" and of "decode", in seconds. Compilation is included unless ``warmup`` was called first.
+    # The wall time of "prefill" and of "decode" in seconds. Compilation is included unless ``warmup`` was called.
     seconds: dict[str, float]
     # The seed of each row. The same seed gives the same row again.
     seeds: list[int] = dataclasses.field(default_factory=list)
