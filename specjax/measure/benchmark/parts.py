@@ -110,6 +110,6 @@ def _judge(logits: jax.Array, tokens: jax.Array, params: sampling.SamplingParams
         p = sampling.distribution(logits + total[:, None, None] * 1e-9, params, context)
         draft = Draft(tokens, jnp.ones_like(tokens, bool), p[:, :-1])
         verdict = VERIFIERS["rejection"].verify(p, draft, keys, lengths + i)
-        return total + verdict.count + verdict.token
+        return total + verdict.accepted + verdict.token
 
     return lax.fori_loop(0, count, body, jnp.zeros(batch, jnp.int32))
