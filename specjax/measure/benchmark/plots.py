@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax.measure.benchmark.sweep import axes as axes_of
 from specjax.measure.benchmark.sweep import speedup
-from specjax.report.charts import COLOURS, Chart
+from specjax.report.drawing import COLOURS, Chart
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
