@@ -188,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, 1 if a promised claim does not hold, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 1 if a promised claim does not hold; 2, after one sentence, for bad input."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -238,7 +238,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -92,7 +92,7 @@ class Steady(NamedTuple):
             if short < long:
                 return (long - short) / (self.rounds - few), float(kept)
         raise ValueError(
-            f"{self.rounds} rounds took {long * 1e3:.2f} ms, and {few} took {short * 1e3:.2f} ms, in the last of "
+            f"{self.rounds} rounds took {long * 1e3:.2f} ms and {few} took {short * 1e3:.2f} ms in the last of "
             "five attempts: too much else runs on this machine; try again when less does"
         )
 
