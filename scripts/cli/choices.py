@@ -44,9 +44,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "scripts/train_drafter.py wrote",
     ),
     "tree_nodes": dict(type=int, default=None, help="draft a dynamic tree of this many tokens in place of a chain"),
-    "tree_breadth": dict(
-        type=int, default=4, help="nodes that get children at each depth, and children of each"
-    ),
+    "tree_breadth": dict(type=int, default=4, help="nodes that get children at each depth, and children of each"),
     "prompt_lookup_max": dict(type=int, default=3, help="tokens of the longest match"),
     "prompt_lookup_min": dict(type=int, default=2, help="tokens of the shortest match"),
     "exit_layer": dict(type=int, default=None, help="leave out this layer and all layers after it"),

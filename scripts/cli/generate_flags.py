@@ -4,6 +4,7 @@ import argparse
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from cli import choices
@@ -19,7 +20,16 @@ SAMPLING = (
 
 def _parser() -> Parser:
     parser = Parser(description="Decodes prompts speculatively with a Llama-family model.")
-    add = parser.add_argument
+    _add_prompts(parser.add_argument)
+    choices.add_flags(parser)
+    _add_decoding(parser.add_argument)
+    parser.add_compilation_cache()
+    _add_output(parser.add_argument)
+    return parser
+
+
+def _add_prompts(add: Callable) -> None:
+    """The flags of the model and of the prompts."""
     add(
         "--model",
         default="smollm2-135m-instruct",
@@ -36,7 +46,10 @@ def _parser() -> Parser:
         help="read control strings such as <|im_end|> in prompts as tokens (default: only without --chat; see "
         "docs/prompts.md)",
     )  # fmt: skip
-    choices.add_flags(parser)
+
+
+def _add_decoding(add: Callable) -> None:
+    """The flags of drafting, sampling, stops and number formats."""
     add(
         "--num-speculative-tokens",
         type=int,
@@ -66,7 +79,10 @@ def _parser() -> Parser:
     add(
         "--logprobs", type=int, metavar="N", help="record each token's log-probability and the N likeliest tokens there"
     )
-    parser.add_compilation_cache()
+
+
+def _add_output(add: Callable) -> None:
+    """The flags of the output."""
     add(
         "--stream",
         action=argparse.BooleanOptionalAction,
@@ -81,7 +97,6 @@ def _parser() -> Parser:
         help="write the record of the run to FILE, from which scripts/report.py makes a page; without FILE, print the "
         "record in place of the text",
     )  # fmt: skip
-    return parser
 
 
 def parse(argv) -> argparse.Namespace:
