@@ -1,6 +1,6 @@
-"""Times specjax on planted weights of a real model's shape: full compute, known text, an acceptance rate of choice.
+"""Times specjax on planted weights of a real model's shape, with full compute and a chosen acceptance rate.
 
-Every figure stands beside its floor: bytes that must be read over the read bandwidth measured in the same run.
+Every time stands beside its floor: the bytes that must be read, over the read bandwidth measured in the same run.
 
     python scripts/benchmark.py --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
 """
@@ -24,12 +24,13 @@ from specjax.measure.benchmark.table import Table
 from specjax.models import parallel
 from specjax.models.quantized import KINDS
 
+# What each mode measures.
 MODES = {
     "verify": lambda case, table, args: parts.verify(case, table),
     "draft": lambda case, table, args: parts.draft(case, table),
     "quantized": lambda case, table, args: parts.eight_bits(case, table),
     "arithmetic": lambda case, table, args: parts.arithmetic(case, table),
-    "round": None,  # with plain decoding, which every run has
+    "round": None,  # measured together with plain decoding, which every run measures
     "drafters": lambda case, table, args: rounds.drafters(case, table, args.corpus),
     "early-exit": lambda case, table, args: early_exit.early_exit(case, table, args.exit_layer),
     "trees": lambda case, table, args: rounds.trees(case, table),
@@ -38,6 +39,7 @@ MODES = {
         case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas
     ),
 }
+# Flags that only one mode reads, and that mode.
 OF_MODES = {
     "exit_layer": "early-exit", "corpus": "drafters", "prompt_lengths": "latency", "prefill_chunks": "latency",
     "sweep_batches": "sweep", "sweep_tokens": "sweep", "sweep_check_alphas": "sweep",
@@ -45,35 +47,45 @@ OF_MODES = {
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
 
-def parse(argv) -> argparse.Namespace:
+def _parser() -> Parser:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--target", choices=SHAPES, default="llama-3.1-8b")
-    add("--draft", choices=SHAPES, default="llama-3.2-1b")
-    add("--alpha", type=float, default=0.8, help="share of tokens that the draft predicts right")
-    add("--batch", type=int, default=1)
-    add("--num-speculative-tokens", type=int, default=5)
-    add("--prompt-length", type=int, default=128)
-    add("--max-new-tokens", type=int, default=256)
-    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    add("--quantize", choices=KINDS, help="the target's weights in eight bits")
-    add("--quantize-draft", choices=KINDS, help="the draft's")
-    add("--kv-dtype", choices=("int8",), help="both models' caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target (the draft is on each)")
+    add("--target", choices=SHAPES, default="llama-3.1-8b", help="shape of the target (%(default)s)")
+    add("--draft", choices=SHAPES, default="llama-3.2-1b", help="shape of the draft model (%(default)s)")
+    add("--alpha", type=float, default=0.8, help="share of tokens that the draft predicts right (%(default)s)")
+    add("--batch", type=int, default=1, help="B, the number of prompts (%(default)s)")
+    add("--num-speculative-tokens", type=int, default=5, help="K (%(default)s)")
+    add("--prompt-length", type=int, default=128, help="tokens of each prompt (%(default)s)")
+    add("--max-new-tokens", type=int, default=256, help="new tokens of each prompt (%(default)s)")
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
+        help="dtype of the weights (%(default)s)")  # fmt: skip
+    add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
+    add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
+    add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
-        help="plain decoding is always measured (%(default)s)")  # fmt: skip
+        help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     add("--exit-layer", type=int, help="for early-exit: how many layers draft; a quarter of the target's by default")
-    add("--corpus", type=int, default=2_000_000, help="for drafters: random tokens for retrieval to search")
-    add("--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency")
+    add("--corpus", type=int, default=2_000_000, help="for drafters: how many random tokens retrieval searches")
+    add(
+        "--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency: prompt lengths in tokens"
+    )
     add("--prefill-chunks", type=int, nargs="+", default=(64, 512), help="for latency: tokens the draft reads at once")
-    add("--sweep-batches", type=int, nargs="+", default=(1, 2, 4, 8, 16, 32), help="for sweep: every B")
-    add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K")
+    add("--sweep-batches", type=int, nargs="+", default=(1, 2, 4, 8, 16, 32), help="for sweep: every B to time")
+    add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K to time")
     add("--sweep-check-alphas", type=float, nargs="*", default=(0.6,),
-        help="for sweep: more acceptance rates at which tokens a round are measured")  # fmt: skip
-    add("--peers", nargs="+", choices=peers.NAMES, default=(), help="others on the same weights, B = 1, greedy")
-    add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout, at commit 091515a")
+        help="for sweep: further acceptance rates at which the tokens of a round are measured")  # fmt: skip
+    add("--peers", nargs="+", choices=peers.NAMES, default=(),
+        help="other implementations to time on the same weights, at B = 1, greedy")  # fmt: skip
+    add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout of gpt-fast at commit 091515a")
     parser.add_compilation_cache()
-    add("--json", metavar="FILE", help="also write the figures there, row by row")
+    add("--json", metavar="FILE", help="also write the figures to this file, row by row")
+    return parser
+
+
+def parse(argv) -> argparse.Namespace:
+    """The checked arguments. Exits with one sentence for bad ones."""
+    parser = _parser()
     args = parser.parse_args(argv)
     for name, mode in OF_MODES.items():
         if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
@@ -97,12 +109,12 @@ def parse(argv) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    others = peers.load(args.peers, args.gpt_fast)  # refuses before any device work
+    others = peers.load(args.peers, args.gpt_fast)  # a missing peer is refused before any device work
     if others:
         peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
     compilation_cache_of_script(args.compilation_cache)
     if args.devices > 1:
-        parallel.mesh(args.devices)  # refuses too few
+        parallel.mesh(args.devices)  # too few devices are refused here
     device = jax.devices()[0]
     print(
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
@@ -127,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -1,6 +1,6 @@
-"""Every drafter on a model, by task: acceptance rate, tokens a step, tokens/s over those of plain decoding.
+"""Compares all drafters on a model, by task: acceptance rate, tokens of a step, speed over plain decoding.
 
-    python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
+python scripts/compare_drafters.py --prompts spec_bench.jsonl --per-task 10 --json drafters.json
 """
 
 import argparse
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
@@ -30,6 +31,72 @@ from specjax.generation.metrics import Totals
 from specjax.measure import acceptance
 from specjax.report.progress import bar
 
+LOOKAHEAD = 4  # K of Lookahead, whose blocks are the widest
+# The trees that a trained EAGLE head is compared with: a name, how the tree grows, and its depth.
+TREES = (
+    ("tree 3-2-1-1-1", tree_of((3, 2, 1, 1, 1)), 5),
+    ("dynamic tree of 16", d.DynamicTree(4, 16), 5),
+    ("dynamic tree of 32", d.DynamicTree(6, 32), 6),
+)
+LOOKUP = d.PromptLookup()
+
+# The name of each drafter, a function that makes the drafter, and K.
+Candidates = dict[str, tuple[Callable[[], Any], int]]
+
+
+def trained_candidates(lm: specjax.LM, files: list[str], spare: list[list[int]]) -> Candidates:
+    """Trained drafters, as chains and as trees, and each behind prompt lookup.
+
+    Args:
+      lm: the target.
+      files: files or names of trained drafters.
+      spare: prompts that nothing is compared on. A Sequoia tree is fitted to a few of them; without any there is none.
+    """
+
+    def best_tree(trained: Any, nodes: int) -> Any:
+        """The drafter with the tree that is best for its acceptance by rank, measured on a few spare prompts."""
+        rates = acceptance.by_rank(lm, spare[:6], trained, 5, 6, max_new_tokens=48)
+        return dataclasses.replace(trained, tree=tree_of(sequoia(rates, nodes)))
+
+    found: Candidates = {}
+    for file in files:
+        trained, name = load_drafter(file, lm), Path(file).stem
+        found[f"lookup, else {name}"] = (lambda trained=trained: d.FirstOf(LOOKUP, trained), 4)
+        for size in (3, 2):
+            found[f"{name}, chain of {size}"] = (lambda trained=trained: trained, size)
+        for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
+            grown = dataclasses.replace(trained, tree=tree)
+            found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
+        if isinstance(trained, d.Eagle) and spare:
+            found[f"{name}, sequoia tree of 16"] = (lambda trained=trained: best_tree(trained, 16), 5)
+    return found
+
+
+def counted_candidates(vocab: int, corpus: Callable[[], list[list[int]]]) -> Candidates:
+    """Drafters that are counted or built from a corpus of token ids."""
+
+    def retrieval() -> Any:
+        return d.Retrieval.over(Datastore.build(corpus()))
+
+    return {
+        "unigram": (lambda: d.NGramTable.count(corpus(), vocab, 1), 1),
+        "bigram": (lambda: d.NGramTable.count(corpus(), vocab, 2), 3),
+        "retrieval": (retrieval, 5),
+        "lookup, else retrieval": (lambda: d.FirstOf(LOOKUP, retrieval()), 5),
+    }
+
+
+def thinned_candidates(lm: specjax.LM) -> Candidates:
+    """The model without its layer 4, which is the best single layer to leave out of the default model."""
+    if lm.config.num_hidden_layers <= 4:
+        return {}
+    skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,))
+    return {
+        "layer 4 left out": (lambda: skip, 3),
+        "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
+        "lookup, else layer skip": (lambda: d.FirstOf(LOOKUP, skip), 3),
+    }
+
 
 def candidates(
     lm: specjax.LM,
@@ -38,75 +105,37 @@ def candidates(
     known: list[list[int]],
     files: list[str],
     exits: list[int],
-) -> dict[str, tuple]:
-    """Name -> (what makes the drafter, K).
+) -> Candidates:
+    """All drafters to compare.
 
-    ``spare`` prompts are not compared on; where there are none, what is counted or built from them is left out.
-    ``known`` is for the oracle alone, ``files`` are of trained drafters, ``exits`` layers to leave the model after.
+    Args:
+      lm: the target.
+      corpus: gives the token ids that tables and datastores are made from.
+      spare: prompts that nothing is compared on. Without any, drafters that need a corpus are left out.
+      known: the texts that the oracle replays. The list may be filled in after this call.
+      files: files or names of trained drafters.
+      exits: the numbers of layers after which the model leaves early.
     """
-    vocab = lm.config.vocab_size
-    lookup = d.PromptLookup()
-    # The best single layer to leave out of the default model.
-    skip = d.LayerSkip(skip_attention=(4,), skip_mlp=(4,)) if lm.config.num_hidden_layers > 4 else None
-
-    def retrieval():
-        return d.Retrieval.over(Datastore.build(corpus()))
-
-    def best_tree(trained, nodes: int):
-        """The best for the acceptance by rank that is measured on a few of the spare prompts."""
-        rates = acceptance.by_rank(lm, spare[:6], trained, 5, 6, max_new_tokens=48)
-        return dataclasses.replace(trained, tree=tree_of(sequoia(rates, nodes)))
-
-    found: dict[str, tuple] = {}
-    for file in files:
-        trained, name = load_drafter(file, lm), Path(file).stem
-        found[f"lookup, else {name}"] = (lambda trained=trained: d.FirstOf(lookup, trained), 4)
-        for size in (3, 2):
-            found[f"{name}, chain of {size}"] = (lambda trained=trained: trained, size)
-        for label, tree, size in TREES if isinstance(trained, d.Eagle) else ():
-            grown = dataclasses.replace(trained, tree=tree)
-            found[f"{name}, {label}"] = (lambda grown=grown: grown, size)
-        if isinstance(trained, d.Eagle) and spare:
-            found[f"{name}, sequoia tree of 16"] = (lambda trained=trained: best_tree(trained, 16), 5)
+    found = trained_candidates(lm, files, spare)
     for after in exits:
         found[f"early exit after layer {after}"] = (lambda after=after: d.LayerSkip(exit_layer=after), 3)
     found |= {
-        "prompt lookup, 3..2": (lambda: lookup, 5),
+        "prompt lookup, 3..2": (lambda: LOOKUP, 5),
         "prompt lookup, 3..1": (lambda: d.PromptLookup(prompt_lookup_min=1), 5),
         "jacobi": (d.Jacobi, 5),
         "lookahead, window 8": (d.Lookahead, LOOKAHEAD),
-        "lookup, K by heuristic": (lambda: d.Adaptive(lookup, d.Heuristic()), 8),
+        "lookup, K by heuristic": (lambda: d.Adaptive(LOOKUP, d.Heuristic()), 8),
         "sink 4, window 124": (lambda: d.SinkWindow(4, 124), 3),
         "random": (d.RandomDraft, 1),
         "oracle": (lambda: d.Oracle.of(known), 8),
     }
     if spare:
-        found |= {
-            "unigram": (lambda: d.NGramTable.count(corpus(), vocab, 1), 1),
-            "bigram": (lambda: d.NGramTable.count(corpus(), vocab, 2), 3),
-            "retrieval": (retrieval, 5),
-            "lookup, else retrieval": (lambda: d.FirstOf(lookup, retrieval()), 5),
-        }
-    if skip:
-        found |= {
-            "layer 4 left out": (lambda: skip, 3),
-            "layer 4 left out, K by entropy": (lambda: d.Adaptive(skip, d.EntropyGuided()), 4),
-            "lookup, else layer skip": (lambda: d.FirstOf(lookup, skip), 3),
-        }
-    return found
-
-
-LOOKAHEAD = 4  # K of the widest blocks
-# (name, how it grows, depth)
-TREES = (
-    ("tree 3-2-1-1-1", tree_of((3, 2, 1, 1, 1)), 5),
-    ("dynamic tree of 16", d.DynamicTree(4, 16), 5),
-    ("dynamic tree of 32", d.DynamicTree(6, 32), 6),
-)
+        found |= counted_candidates(lm.config.vocab_size, corpus)
+    return found | thinned_candidates(lm)
 
 
 def measure(label: str, lm: specjax.LM, prompts: list[list[int]], **options) -> dict:
-    """One prompt at a time, after one that compiles."""
+    """The figures of one drafter on some prompts. Prompts are decoded one at a time, after a warm-up that compiles."""
     specjax.warmup(lm, prompts[:1], **options)
     runs = [specjax.generate(lm, [prompt], **options) for prompt in bar(prompts, desc=label, unit="prompt")]
     sums = Totals.of([run.metrics[0] for run in runs])
@@ -123,19 +152,20 @@ def measure(label: str, lm: specjax.LM, prompts: list[list[int]], **options) -> 
 
 def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines: 'prompt' or 'turns', 'category'")
-    parser.add_argument("--per-task", type=int, default=10)
-    parser.add_argument("--max-prompt-tokens", type=int, default=600)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--trained", nargs="*", help="drafter files or names; default: those shipped for the model")
-    parser.add_argument("--exit-layers", type=int, nargs="+", help="early exits; default: after five sixths")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[None], metavar="K", help="drafted tokens, each tried")
-    parser.add_argument("--only", nargs="+", help="names that begin so")
-    parser.add_argument("--corpus-prompts", type=int, default=64, help="further prompts whose outputs are counted")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
+    add("--prompts", type=Path, required=True, help="JSON lines with 'prompt' or 'turns', and 'category'")
+    add("--per-task", type=int, default=10, help="prompts of each task to compare on (%(default)s)")
+    add("--max-prompt-tokens", type=int, default=600, help="longer prompts are left out (%(default)s)")
+    add("--max-new-tokens", type=int, default=64, help="new tokens of each prompt (%(default)s)")
+    add("--temperature", type=float, nargs="+", default=[0.0], help="temperatures to try (0.0)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights; float32 on a CPU by default")
+    add("--trained", nargs="*", help="files or names of trained drafters; default: those shipped for the model")
+    add("--exit-layers", type=int, nargs="+", help="layers after which to exit early; default: five sixths of all")
+    add("--sizes", type=int, nargs="+", default=[None], metavar="K", help="numbers of drafted tokens to try")
+    add("--only", nargs="+", metavar="START", help="compare only drafters whose names begin with one of these")
+    add("--corpus-prompts", type=int, default=64, help="further prompts to build corpora from (%(default)s)")
+    add("--json", type=Path, help="also write the figures to this file")
     parser.add_compilation_cache()
     args = parser.parse_args(argv)
     parser.at_least_one(args, "sizes")
@@ -143,28 +173,50 @@ def parse(argv) -> argparse.Namespace:
     return args
 
 
-def run(args) -> None:
-    compilation_cache_of_script(args.compilation_cache)
-    lm = specjax.load(args.model, dtype=args.dtype)
-    if args.trained is None:
-        args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
-    exits = args.exit_layers or [lm.config.num_hidden_layers * 5 // 6]
+def split_prompts(lm: specjax.LM, args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
+    """The prompts to compare on, by task, and further prompts to count from, spread over the rest of the file."""
     by_task: dict[str, list[list[int]]] = {}
     spare: list[list[int]] = []
     for task, ids in encoded_prompts(lm, args.prompts, args.max_prompt_tokens):
         chosen = by_task.setdefault(task, [])
         (chosen if len(chosen) < args.per_task else spare).append(ids)
-    spare = spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
-    blocks = [d.Lookahead().widths(size or LOOKAHEAD)[0] for size in args.sizes]
+    return by_task, spare[:: max(1, len(spare) // max(1, args.corpus_prompts))][: args.corpus_prompts]
+
+
+def room(lm: specjax.LM, args: argparse.Namespace) -> dict[str, int]:
+    """Options of every call. All calls have the same capacity, which holds the widest block, so they share programs."""
+    blocks = [d.Lookahead().plan(lm, size or LOOKAHEAD).block for size in args.sizes]
     widest = max(*blocks, *(1 + tree.size(depth) for _, tree, depth in TREES))
-    common = dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
+    return dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
+
+
+def chosen_of(offered: Candidates, only: list[str] | None) -> Candidates:
+    """The drafters whose names begin with one of ``only``; None: all drafters.
+
+    Raises:
+      ValueError: no name begins so.
+    """
+    found = {name: made for name, made in offered.items() if not only or name.startswith(tuple(only))}
+    if not found:
+        raise ValueError(f"--only {' '.join(only or [])} begins none of these names: {', '.join(offered)}")
+    return found
+
+
+def run(args: argparse.Namespace) -> None:
+    compilation_cache_of_script(args.compilation_cache)
+    lm = specjax.load(args.model, dtype=args.dtype)
+    if args.trained is None:
+        args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
+    exits = args.exit_layers or [lm.config.num_hidden_layers * 5 // 6]
+    by_task, spare = split_prompts(lm, args)
+    common = room(lm, args)
     device = jax.devices()[0].device_kind
     print(f"{args.model}, {lm.dtype}, {device}, jax {jax.__version__}: "
           f"{', '.join(f'{len(v)} {k}' for k, v in by_task.items())}; {args.max_new_tokens} new tokens")  # fmt: skip
 
     @functools.cache
     def corpus() -> list[list[int]]:
-        """What tables and datastores know: the target's own words on other prompts."""
+        """The spare prompts, each with the target's own continuation."""
         outputs = specjax.generate(lm, spare, **common)
         return [prompt + tokens for prompt, tokens in zip(spare, outputs.tokens, strict=True)]
 
@@ -172,10 +224,7 @@ def run(args) -> None:
         return {t: measure(f"{name}: {t}", lm, prompts, **options, **common) for t, prompts in by_task.items()}
 
     known: list[list[int]] = []
-    offered = candidates(lm, corpus, spare, known, args.trained, exits)
-    compared = {n: found for n, found in offered.items() if not args.only or any(n.startswith(o) for o in args.only)}
-    if not compared:
-        raise ValueError(f"--only {' '.join(args.only)} begins none of these names: {', '.join(offered)}")
+    compared = chosen_of(candidates(lm, corpus, spare, known, args.trained, exits), args.only)
     if not spare:
         print(f"--per-task {args.per_task} leaves no prompts to count tables from, so none is compared")
     plain = {t: over_tasks("plain", drafter=None, temperature=t) for t in args.temperature}
@@ -190,21 +239,32 @@ def run(args) -> None:
             size = asked or best
             found = over_tasks(name, drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
-            cells = [cell(found[task], plain[t][task]) for task in by_task] + [cell(total(found), total(plain[t]))]
-            same = all(found[task]["tokens"] == plain[t][task]["tokens"] for task in by_task)
-            note = "" if same or t else "  parts from plain"
-            print(f"{name:<40}{size:>3}{t:>5}" + "".join(f"{c:>24}" for c in cells) + note, flush=True)
+            print(line(rows[-1], plain[t]), flush=True)
         if args.json:
-            slim = [
-                {**row, "tasks": {k: {n: x for n, x in v.items() if n != "tokens"} for k, v in row["tasks"].items()}}
-                for row in rows
-            ]
             about = {"device": device, "jax": jax.__version__, "model": args.model, "dtype": str(lm.dtype)}
-            args.json.write_text(json.dumps({**about, "per_task": args.per_task, "rows": slim}, indent=1))
+            write(args.json, {**about, "per_task": args.per_task}, rows)
+
+
+def write(path: Path, about: dict, rows: list[dict]) -> None:
+    """Writes the figures as JSON, without the generated tokens."""
+    slim = [
+        {**row, "tasks": {k: {n: x for n, x in v.items() if n != "tokens"} for k, v in row["tasks"].items()}}
+        for row in rows
+    ]
+    path.write_text(json.dumps({**about, "rows": slim}, indent=1))
+
+
+def line(row: dict, plain: dict[str, dict]) -> str:
+    """One line of the table: a drafter's figures for each task and over all tasks, beside those of plain decoding."""
+    found, temperature = row["tasks"], row["temperature"]
+    cells = [cell(found[task], plain[task]) for task in found] + [cell(total(found), total(plain))]
+    same = all(found[task]["tokens"] == plain[task]["tokens"] for task in found)
+    note = "" if same or temperature else "  parts from plain"
+    return f"{row['name']:<40}{row['K']:>3}{temperature:>5}" + "".join(f"{c:>24}" for c in cells) + note
 
 
 def total(by_task: dict[str, dict]) -> dict:
-    """Means over tasks, each weighing the same; speed from the sums."""
+    """The figures over all tasks. Rates are means in which each task counts the same. The speed is from the sums."""
     rows = list(by_task.values())
     rates = [r["acceptance_rate"] for r in rows if r["acceptance_rate"] is not None]
     tokens = sum(len(t) for r in rows for t in r["tokens"])
@@ -216,12 +276,13 @@ def total(by_task: dict[str, dict]) -> dict:
 
 
 def cell(found: dict, plain: dict) -> str:
+    """Acceptance rate, tokens of a step, and tokens/s over those of plain decoding."""
     rate = "   -" if found["acceptance_rate"] is None else f"{found['acceptance_rate']:.2f}"
     return f"{rate}  {found['tokens_per_step']:.2f}  {found['tokens_per_second'] / plain['tokens_per_second']:.2f}"
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

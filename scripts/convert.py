@@ -23,16 +23,18 @@ from specjax.models.quantized import KINDS
 def parse(argv) -> argparse.Namespace:
     parser = Parser(description="Converts a Llama-family model to a folder that specjax.load reads.")
     parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
-    parser.add_argument("destination", type=Path, help="a new folder")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the checkpoint's own")
-    parser.add_argument("--quantize", choices=list(KINDS), help="keep matrices in eight bits, a scale a channel")
+    parser.add_argument("destination", type=Path, help="a new folder, or an empty one")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="dtype of the weights; by default the checkpoint's"
+    )
+    parser.add_argument("--quantize", choices=list(KINDS), help="store matrices in eight bits, one scale a channel")
     return parser.parse_args(argv)
 
 
 def convert(source: str, destination: Path, dtype: str | None, quantize: str | None) -> None:
     """Reads ``source`` and writes the folder ``destination``, which must be new or empty."""
     started = time.monotonic()
-    jax.config.update("jax_platforms", "cpu")  # nothing is computed that would need more
+    jax.config.update("jax_platforms", "cpu")  # a conversion computes nothing that needs a GPU
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FileExistsError(f"{destination} exists already; choose another place or remove it")
     path = locate(source)
@@ -44,7 +46,7 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
         config, tokenizer = opened.config, opened.tokenizer
         params = opened.fill(dtype, parallel.placement(config, quantize=quantize), label="reading")
     if tokenizer is None:
-        print("warning: no tokenizer there; the model will take token ids only", file=sys.stderr)
+        print(f"warning: {source} has no tokenizer; the model will take token ids only", file=sys.stderr)
     print(f"writing {destination}", flush=True)
     checkpoint.save(destination, config, params, tokenizer)
     count = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(config)[1]))
@@ -54,7 +56,7 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: convert(**vars(parse(argv))))
 
 

@@ -1,4 +1,4 @@
-"""Decodes prompts speculatively and shows how the drafts fared.
+"""Decodes prompts speculatively, and shows how many drafted tokens were accepted.
 
 python scripts/generate.py --prompt "Why is the sky blue?" --chat
 """
@@ -29,7 +29,7 @@ DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
-    """Keyword arguments of specjax.prepare."""
+    """The keyword arguments of ``specjax.prepare``."""
     names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
     logprobs = False if args.logprobs is None else args.logprobs
     given = {name: getattr(args, name) for name in names}
@@ -37,16 +37,16 @@ def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
 
 
 def greedy_note(args: argparse.Namespace) -> None:
-    """Says that filters do nothing where no temperature is asked for."""
+    """Prints a note if the user gave filters but no temperature: the filters then have no effect."""
     asked = specjax.Options(top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
     unused = options_room.filters_without_effect(asked)
     if args.temperature is None and unused:
         flags = " and ".join("--" + name.replace("_", "-") for name in unused)
-        print(f"note: {flags} without --temperature: decoding is greedy, so they choose among nothing", file=sys.stderr)
+        print(f"note: {flags} without --temperature: decoding is greedy, so this has no effect", file=sys.stderr)
 
 
 def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result) -> dict:
-    """specjax.record.SETTINGS."""
+    """The settings for a record, with the keys of ``specjax.record.SETTINGS``."""
     return {
         "model": args.model,
         "dtype": lm.dtype.name,
@@ -63,6 +63,7 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts of the flags and files. Without any: the default prompt, in the chat template."""
     prompts = args.prompt + [path.read_text(encoding="utf-8") for path in args.prompt_file]
     if not prompts:
         args.chat = True
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
     job = specjax.prepare(lm, prompts, **options_of(lm, args))
     size, quiet = job.decoder.num_speculative_tokens, args.json == "-"
-    if not quiet:  # to stderr: what reads the text gets the text
+    if not quiet:  # the heading goes to stderr, so that a program that reads stdout gets the text alone
         print(display.heading(lm, args.model, choices.settings(args), size, prompts), file=sys.stderr, flush=True)
     greedy_note(args)
     result, rounds = decode(job, prompts, args, quiet)
@@ -106,7 +107,16 @@ def show_record(
     times: dict,
     estimates: bool,
 ) -> None:
-    """The lines under the text; with ``estimates`` one on what plain decoding would have taken."""
+    """Prints the lines under the text.
+
+    Args:
+      job: the job that ran.
+      args: the settled arguments.
+      result: the result of the run.
+      plain: the result of plain decoding, or None without --compare.
+      times: the times for a record, with the keys of ``specjax.record.TIMING``.
+      estimates: whether to time a plain step and to estimate the time of plain decoding.
+    """
     if display.in_colour() and not args.trace:
         print("\n" + display.legend())
     print("\n" + display.summary(job.decoder.target, result), flush=True)
@@ -127,7 +137,7 @@ def show_record(
 def decode(
     job: specjax.Job, prompts: list[str], args: argparse.Namespace, quiet: bool
 ) -> tuple[specjax.Result, list[list[dict]] | None]:
-    """Decodes after a warm-up, and prints the text; the result, and the rounds if it was streamed."""
+    """Decodes after a warm-up, and prints the text. -> the result, and the rounds of a streamed run, else None."""
     several = len(prompts) > 1
     streamed = args.trace or (args.stream if args.stream is not None else not several and not quiet)
     streamed = streamed and not args.compare
@@ -151,7 +161,7 @@ def decode(
 
 
 def compare(job: specjax.Job, result: specjax.Result, times: dict) -> specjax.Result:
-    """Decodes plainly too; adds what specjax.record.TIMING says of that."""
+    """Decodes plainly too, and adds the keys ``plain``, ``ratio`` and ``identical`` to ``times``."""
     plain_job = job.plain()
     with progress.waiting("decoding plainly"):
         plain_job.warmup()
@@ -164,7 +174,7 @@ def compare(job: specjax.Job, result: specjax.Result, times: dict) -> specjax.Re
 
 
 def show(events: Stream, args: argparse.Namespace, quiet: bool, several: bool) -> None:
-    """Runs the stream, and prints its text or rounds as they come."""
+    """Runs the stream, and prints its text or its rounds as soon as they are there."""
     shown, colour = [0] * len(events.trace), display.in_colour()
 
     def print_rounds(unread: int) -> None:
@@ -180,7 +190,7 @@ def show(events: Stream, args: argparse.Namespace, quiet: bool, several: bool) -
         if quiet:
             continue
         if args.trace:
-            print_rounds(unread=1)  # the last one may not be read to its end
+            print_rounds(unread=1)  # the tokens of the last round may not all be read yet
         elif not several:
             print(display.paint(event.text, event.origin) if colour else event.text, end="", flush=True)
     if args.trace and not quiet:
@@ -190,7 +200,7 @@ def show(events: Stream, args: argparse.Namespace, quiet: bool, several: bool) -
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -1,8 +1,9 @@
-"""How far speculative and plain greedy decoding agree, in a dtype, and why they part where they do.
+"""Compares speculative with plain greedy decoding in a dtype: where the outputs part, and how near the top logits are.
 
     python scripts/parity.py --dtype bfloat16 --prompt-file prompts.jsonl --prompts 10
 
-Claims A to C of docs/exactness.md. Exit code 1 if one that is promised for this dtype does not hold, 2 for bad input.
+This checks claims A to C of docs/exactness.md. The exit code is 1 if a claim that is promised for this dtype does not
+hold, and 2 for bad input.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from cli.parser import Parser, refusing
 from cli.prompt_files import read_prompts
 
 import specjax
+from specjax.decode.types import Drafter
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.testing.muted import Muted
@@ -31,21 +33,28 @@ PROMPTS = (
 
 
 def texts_of(path: Path | None, count: int, skip: int) -> list[str]:
-    """Built-in prompts, or every ``skip``-th of a file (specjax.prompts)."""
+    """The first ``count`` prompts: of the built-in ones, or of every ``skip``-th of a file."""
     found = PROMPTS if path is None else [prompt for _, prompt in read_prompts(path)][::skip]
     return list(found)[:count]
 
 
 @jax.jit
 def teacher_forced(lm: specjax.LM, tokens: jax.Array) -> jax.Array:
-    """f32[L, V] logits after each of tokens i32[L]."""
+    """The logits after each of tokens i32[L]. -> f32[L, V]."""
     return lm(tokens[None], lm.alloc_cache(1, tokens.shape[0])).logits[0]
 
 
 def gaps(lm: specjax.LM, prompt: list[int], new: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """At each new token, teacher-forced: best logit minus the emitted token's, and minus the second best.
+    """Gaps between teacher-forced logits at each new token.
 
-    The sequence is padded to ``size`` tokens, so that one program serves all.
+    Args:
+      lm: the model.
+      prompt: the prompt's token ids.
+      new: the n new tokens.
+      size: the sequence is padded to this length, so that all calls share one program.
+
+    Returns:
+      f32[n], the best logit minus the new token's logit; and f32[n], the best logit minus the second best one.
     """
     tokens = prompt + new
     padded = tokens + [0] * (size - len(tokens))
@@ -57,7 +66,12 @@ def gaps(lm: specjax.LM, prompt: list[int], new: list[int], size: int) -> tuple[
 def compare(
     lm: specjax.LM, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]], size: int
 ) -> dict:
-    """First divergences of two sets of outputs, with the top-2 gap that stood there."""
+    """Where two sets of outputs part.
+
+    Returns:
+      "rows", the number of prompts; and "parted", for each row that differs: the row, the index of the first different
+      new token, and the gap between the two best logits there.
+    """
     parted = []
     for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         where = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
@@ -70,7 +84,7 @@ def compare(
 
 
 def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """Greedy decoding of the same weights by transformers' LlamaForCausalLM, without a cache shared between prompts."""
+    """The new tokens of each prompt by greedy decoding with transformers' LlamaForCausalLM on the same weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -100,24 +114,47 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--prompt-file", type=Path, help="JSON lines with 'turns' or 'prompt', or one prompt a line")
     parser.add_argument("--prompts", type=int, default=10, help="how many prompts, decoded as one batch")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th line of the file")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th prompt of the file")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--transformers", action="store_true", help="also compare with transformers (needs torch)")
-    parser.add_argument("--margin", type=float, default=0.5, help="claim C: largest tolerated gap to the best logit")
+    parser.add_argument(
+        "--margin", type=float, default=0.5, help="claim C: the largest tolerated gap to the best logit"
+    )
     parser.add_compilation_cache()
     return parser.parse_args(argv)
+
+
+class Report:
+    """Prints one line for each comparison, and keeps whether all promised claims held so far."""
+
+    def __init__(self):
+        self.held = True
+
+    def add(self, name: str, result: dict, promised: bool) -> None:
+        """Prints the result of :func:`compare`. If identical output is promised, a difference breaks a claim."""
+        self.held = self.held and not (promised and result["parted"])
+        where = "; ".join(f"row {r} at {w}, top-2 gap {g:.4f}" for r, w, g in result["parted"][:6])
+        verdict = "identical" if not result["parted"] else f"{len(result['parted'])} of {result['rows']} part: {where}"
+        print(f"{name:<58} {verdict}", flush=True)
+
+    def add_margin(self, name: str, distances: np.ndarray, margin: float) -> None:
+        """Prints how far the tokens' logits are below the best ones. Claim C: no distance is above ``margin``."""
+        flips, worst = int((distances > 0).sum()), float(distances.max())
+        self.held = self.held and worst <= margin
+        print(
+            f"   {name}: {flips} of {distances.size} tokens aren't the teacher-forced argmax; largest gap {worst:.4f}"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
     compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     texts = texts_of(args.prompt_file, args.prompts, args.every)
-    chat = lm.tokenizer.chat_template is not None
     common = {
         "max_new_tokens": args.max_new_tokens,
         "num_speculative_tokens": args.num_speculative_tokens,
-        "chat": chat,
+        "chat": lm.tokenizer.chat_template is not None,
     }
     plain = specjax.generate(lm, texts, **common)
     prompts = plain.prompt_tokens
@@ -126,47 +163,32 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.model}, {args.dtype}, {device.device_kind}, jax {jax.__version__}: {len(texts)} prompts of "
           f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, {args.max_new_tokens} new, "
           f"K = {args.num_speculative_tokens}")  # fmt: skip
-    held = True
+    report, exact = Report(), args.dtype == "float32"
 
-    def report(name: str, result: dict, promised: bool) -> None:
-        nonlocal held
-        held = held and not (promised and result["parted"])
-        where = "; ".join(f"row {r} at {w}, top-2 gap {g:.4f}" for r, w, g in result["parted"][:6])
-        verdict = "identical" if not result["parted"] else f"{len(result['parted'])} of {result['rows']} part: {where}"
-        print(f"{name:<58} {verdict}", flush=True)
-
-    exact = args.dtype == "float32"
-    for name, drafter in (("prompt lookup", PromptLookup()), ("draft model = target", DraftModel(lm))):
-        out = {
-            speaks: specjax.generate(lm, texts, drafter=Muted(drafter, jnp.array(speaks)), **common).tokens
+    def compare_drafter(name: str, drafter: Drafter) -> None:
+        loud, silent = (
+            specjax.generate(lm, texts, drafter=Muted(drafter, jnp.array(speaks)), **common).tokens
             for speaks in (True, False)
-        }
-        report(
-            f"A  {name}, against the same executable one by one",
-            compare(lm, prompts, out[True], out[False], size),
-            True,
         )
-        own = specjax.generate(lm, texts, drafter=drafter, **common)
-        report(
-            f"{'B' if exact else 'C'}  {name}, against plain decoding",
-            compare(lm, prompts, own.tokens, plain.tokens, size),
-            exact,
-        )
-        distance = np.concatenate(
-            [gaps(lm, p, new, size)[0] for p, new in zip(prompts, own.tokens, strict=True) if new]
-        )
-        flips, worst = int((distance > 0).sum()), float(distance.max())
-        held = held and worst <= args.margin
-        print(f"   {name}: {flips} of {distance.size} tokens aren't the teacher-forced argmax; largest gap {worst:.4f}")
+        against_itself = compare(lm, prompts, loud, silent, size)
+        report.add(f"A  {name}, against the same executable one by one", against_itself, promised=True)
+        drafted = specjax.generate(lm, texts, drafter=drafter, **common).tokens
+        against_plain = compare(lm, prompts, drafted, plain.tokens, size)
+        report.add(f"{'B' if exact else 'C'}  {name}, against plain decoding", against_plain, promised=exact)
+        pairs = zip(prompts, drafted, strict=True)
+        report.add_margin(name, np.concatenate([gaps(lm, p, new, size)[0] for p, new in pairs if new]), args.margin)
+
+    compare_drafter("prompt lookup", PromptLookup())
+    compare_drafter("draft model = target", DraftModel(lm))
     if args.transformers:
         theirs = transformers_greedy(lm, prompts, args.max_new_tokens)
-        report("B  plain decoding, against transformers", compare(lm, prompts, plain.tokens, theirs, size), exact)
-    print("every promised claim held" if held else "a promised claim did not hold")
-    return 0 if held else 1
+        report.add("B  plain decoding, against transformers", compare(lm, prompts, plain.tokens, theirs, size), exact)
+    print("every promised claim held" if report.held else "a promised claim did not hold")
+    return 0 if report.held else 1
 
 
 def main(argv=None) -> int:
-    """Exit code 0, 1 if a promised claim does not hold, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 1 if a promised claim does not hold; 2, after one sentence, for bad input."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -1,4 +1,4 @@
-"""Draws what scripts/benchmark.py --json wrote, and prints its sweep as tables.
+"""Draws the figures that scripts/benchmark.py --json wrote, and prints its sweep as tables.
 
 python scripts/plot_benchmark.py benchmark.json --png pictures
 """
@@ -18,8 +18,8 @@ from specjax.measure.benchmark import plots, sweep
 
 def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("figures", metavar="FILE", type=Path, help="written by benchmark.py --json FILE")
-    parser.add_argument("--png", metavar="FOLDER", type=Path, help="where the pictures go; needs the extra plots")
+    parser.add_argument("figures", metavar="FILE", type=Path, help="figures that benchmark.py --json FILE wrote")
+    parser.add_argument("--png", metavar="FOLDER", type=Path, help="folder for the charts; this needs matplotlib")
     parser.add_argument("--alphas", type=float, nargs="+", default=plots.ALPHAS, help="acceptance rates of the sweep")
     return parser.parse_args(argv)
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

@@ -1,4 +1,4 @@
-"""Makes one HTML page of a run's record: where each token came from, and where the time went.
+"""Makes one HTML page from the record of a run: where each token came from, and where the time went.
 
 python scripts/generate.py --profile --json run.json && python scripts/report.py run.json
 """
@@ -16,10 +16,10 @@ from specjax.report import record
 
 
 def parse(argv) -> argparse.Namespace:
-    parser = Parser(description="Makes one self-contained HTML page of a run's record.")
-    parser.add_argument("record", metavar="RUN.json", type=Path, help="written by generate.py --json RUN.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (RUN.html)")
-    parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each picture there as a PNG")
+    parser = Parser(description="Makes one self-contained HTML page from the record of a run.")
+    parser.add_argument("record", metavar="RUN.json", type=Path, help="record that generate.py --json RUN.json wrote")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file of the page (RUN.html)")
+    parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each chart to this folder as a PNG")
     return parser.parse_args(argv)
 
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr for what can't be done."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

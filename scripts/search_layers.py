@@ -1,10 +1,12 @@
-"""Finds which sublayers a model can leave out while drafting for itself (Draft & Verify, Zhang et al. 2024).
+"""Finds the sublayers that a model can leave out while it drafts for itself (Draft & Verify, Zhang et al. 2024).
 
     python scripts/search_layers.py --prompts prompts.jsonl --json layers.json
 
-Each set of sublayers is judged by theorem 3.8 at its best K: alpha is measured at every position of the model's own
-greedy texts, c counted from the weights that the draft still reads. First every sublayer alone, then greedily: the
-best of the few that hurt least alone joins the set. --json keeps the state; the same command goes on from there.
+The score of a set of left-out sublayers is its speedup by theorem 3.8 (Leviathan et al. 2023) at the best K. Alpha is
+measured at every position of the model's own greedy texts. c is counted from the weights that the draft still reads.
+The search first leaves out every sublayer alone. Then it grows a set greedily: in each step it tries the few sublayers
+that scored best alone, and adds the best one to the set. --json keeps the state, and the same command goes on from
+there.
 """
 
 import argparse
@@ -30,7 +32,10 @@ MAX_K = 8
 
 
 def texts(lm: specjax.LM, prompts: list[str], new: int) -> tuple[jax.Array, jax.Array]:
-    """The model's greedy continuations: i32[N, L] tokens, and bool[N, L] where the next token is its own."""
+    """The model's greedy texts.
+
+    -> i32[N, L], the prompts with their continuations; and bool[N, L], whether the next token is the model's own.
+    """
     out = specjax.generate(lm, prompts, max_new_tokens=new, chat=lm.tokenizer.chat_template is not None)
     whole = [p + t for p, t in zip(out.prompt_tokens, out.tokens, strict=True)]
     size = max(map(len, whole))
@@ -43,17 +48,27 @@ def texts(lm: specjax.LM, prompts: list[str], new: int) -> tuple[jax.Array, jax.
 
 @jax.jit
 def run_layers(lm: specjax.LM, tokens: jax.Array, weights: jax.Array) -> jax.Array:
-    """Greedy tokens i32[N, L] of the model with each sublayer's output times weights f32[layers, 2].
+    """The greedy next tokens of a model whose sublayers' outputs are multiplied by weights. -> i32[N, L].
 
-    A weight of 0 leaves a sublayer out, and any set of them is one program. Committed tokens' keys and values are
-    those of the thinned model here and the target's own in decoding, so decoding accepts a little more.
+    A weight of 0 leaves a sublayer out. The same compiled program serves every set of sublayers. Here the keys and
+    values of all tokens come from the thinned model. In decoding those of committed tokens come from the whole model,
+    so decoding accepts a little more.
+
+    Args:
+      lm: the model.
+      tokens: i32[N, L].
+      weights: f32[layers, 2], for the attention and the MLP of each layer.
     """
     thin = weighted(lm, weights)
     return jnp.argmax(thin(tokens, thin.alloc_cache(*tokens.shape)).logits, axis=-1)
 
 
 class Search:
-    """What was measured so far: a set of left-out sublayers, as (layer, 0 attention or 1 MLP), to its score."""
+    """The scores of all sets that were measured so far.
+
+    A sublayer is a pair: the layer, and 0 for its attention or 1 for its MLP. A set holds the sublayers that are left
+    out.
+    """
 
     def __init__(self, lm: specjax.LM, tokens: jax.Array, own: jax.Array, path: Path | None):
         self.lm, self.tokens, self.own, self.path = lm, tokens, own, path
@@ -68,6 +83,7 @@ class Search:
         self.total = c.num_hidden_layers * (attention + mlp) + c.hidden_size * c.vocab_size
 
     def measure(self, left_out: frozenset) -> dict:
+        """The scores of a set. A set that was measured before is not measured again."""
         if left_out not in self.found:
             weights = np.ones((self.lm.config.num_hidden_layers, 2), np.float32)
             for layer, part in left_out:
@@ -91,10 +107,12 @@ class Search:
 
 
 def names(entry: dict) -> str:
+    """The sublayers of a set, as text."""
     return " ".join(f"{'attention' if part == 0 else 'mlp'}.{layer}" for layer, part in entry["left_out"]) or "nothing"
 
 
 def line(entry: dict) -> str:
+    """The scores of a set, on one line."""
     return (
         f"alpha {entry['alpha']:.3f}  c {entry['c']:.3f}  speedup at K = 1 {entry['speedup_at_k1']:.3f}  "
         f"best K {entry['best_k']} ({entry['speedup']:.3f})  without {names(entry)}"
@@ -103,14 +121,15 @@ def line(entry: dict) -> str:
 
 def parse(argv) -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines or plain text, a prompt a line")
-    parser.add_argument("--count", type=int, default=8, help="prompts, the first of the file")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--steps", type=int, default=6, help="sublayers that the greedy search leaves out at most")
-    parser.add_argument("--width", type=int, default=6, help="candidates a greedy step tries")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--json", type=Path, help="file of the search's state; an existing one is resumed")
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", help="the model (%(default)s)")
+    add("--prompts", type=Path, required=True, help="JSON lines or plain text, one prompt in each line")
+    add("--count", type=int, default=8, help="how many prompts, from the start of the file (%(default)s)")
+    add("--max-new-tokens", type=int, default=48, help="new tokens of each prompt (%(default)s)")
+    add("--steps", type=int, default=6, help="the most sublayers that the greedy search leaves out (%(default)s)")
+    add("--width", type=int, default=6, help="candidates that a greedy step tries (%(default)s)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights; float32 on a CPU by default")
+    add("--json", type=Path, help="file of the search's state; a search goes on from an existing file")
     parser.add_compilation_cache()
     return parser.parse_args(argv)
 
@@ -142,7 +161,7 @@ def run(args) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

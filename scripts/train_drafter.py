@@ -1,6 +1,6 @@
-"""Trains a drafter for a model, or the model to leave early, on text that the model itself makes.
+"""Trains a drafter for a model, or the model itself for early exit, on text that the model generates.
 
-    python scripts/train_drafter.py --kind eagle3 --dialogues 60000 --steps 6000 --out eagle.safetensors
+python scripts/train_drafter.py --kind eagle3 --dialogues 60000 --steps 6000 --out eagle.safetensors
 """
 
 import argparse
@@ -37,9 +37,9 @@ from specjax.training.train_early_exit import EarlyExitObjective
 from specjax.training.train_medusa import MedusaObjective
 from specjax.training.train_pass import PaSSObjective
 
-KINDS = {"draft": "model"}  # what a file calls it, where that is another name
+KINDS = {"draft": "model"}  # the name of a kind in a drafter's file, where the file has another name
 
-# Flags that only some kinds have: (kinds, default, whether it is part of what --start-from brings along).
+# Flags that only some kinds have: the kinds, the default, and whether --start-from already settles the value.
 OF_KINDS = {
     "draft_vocab": ({"eagle", "eagle3", "medusa"}, 16384, True),
     "intermediate": ({"eagle", "eagle3"}, None, True),
@@ -50,44 +50,62 @@ OF_KINDS = {
     "exit_layers": ({"early-exit"}, None, False),
     "layer_dropout": ({"early-exit"}, 0.1, False),
 }
+# Flags of sampling, which have no effect if the texts are read from a file.
 SAMPLING = ("dialogues", "sample_batch", "sample_seconds", "text_tokens", "passages", "row_tokens", "prompts")
 
 
-def parse(argv=None) -> argparse.Namespace:
+def _parser() -> Parser:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--kind", choices=("eagle", "eagle3", "medusa", "pass", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
-    add("--dtype", choices=("float32", "bfloat16"))
-    add("--texts", type=Path, help="FILE.npz of texts: read if it is there, else sampled and written")
-    add("--dialogues", type=int, default=20000, help="to sample (%(default)s)")
-    add("--sample-batch", type=int, default=1024, help="dialogues sampled at a time (%(default)s)")
-    add("--sample-seconds", type=float, default=float("inf"), help="of sampling at most")
-    add("--text-tokens", type=int, default=383, help="tokens of a dialogue at most (%(default)s)")
-    add("--passages", type=int, default=0,
-        help="further dialogues, on passages that the first ones make; all then stand in rows of --row-tokens")
-    add("--row-tokens", type=int, default=1023, help="of those rows, several short dialogues in one (%(default)s)")
-    add("--prompts", type=Path, help="JSON lines of questions, asked before any is invented")
-    add("--steps", type=int, default=3000)
-    add("--batch", type=int, default=32)
-    add("--learning-rate", type=float, default=1e-3)
-    add("--loss", choices=LOSSES, default="kl")
-    add("--start-from", metavar="NAME", help="train a drafter of this kind on: a file, or one that comes with specjax")
-    add("--seed", type=int, default=0)
-    add("--draft-vocab", type=int, help="eagle, eagle3, medusa: tokens that they draft, the most frequent (16384)")
-    add("--intermediate", type=int, help="eagle, eagle3: width of its MLP; the target's by default")
-    add("--unroll", type=int, help="eagle, eagle3: tokens in a row that it is trained for (4)")
-    add("--heads", type=int, help="medusa: how many (4)")
-    add("--lookahead-tokens", type=int, help="pass: how many (3)")
+    add("--dtype", choices=("float32", "bfloat16"), help="dtype of the target's weights")
+    add("--texts", type=Path, metavar="FILE.npz", help="texts: read if the file exists, else sampled and written there")
+    add("--dialogues", type=int, default=20000, help="dialogues to sample (%(default)s)")
+    add("--sample-batch", type=int, default=1024, help="dialogues sampled at the same time (%(default)s)")
+    add("--sample-seconds", type=float, default=float("inf"), help="most seconds of sampling")
+    add("--text-tokens", type=int, default=383, help="most tokens of a dialogue (%(default)s)")
+    add(
+        "--passages",
+        type=int,
+        default=0,
+        help="further dialogues, about passages from the first ones; all dialogues then stand in rows of --row-tokens",
+    )
+    add("--row-tokens", type=int, default=1023, help="tokens of a row, which holds several dialogues (%(default)s)")
+    add("--prompts", type=Path, help="JSON lines of questions, which are asked before the model invents any")
+    add("--steps", type=int, default=3000, help="training steps (%(default)s)")
+    add("--batch", type=int, default=32, help="texts of a training step (%(default)s)")
+    add("--learning-rate", type=float, default=1e-3, help="the largest learning rate (%(default)s)")
+    add("--loss", choices=LOSSES, default="kl", help="the loss (%(default)s)")
+    add("--start-from", metavar="NAME", help="train this drafter of the same kind further: a file, or a shipped name")
+    add("--seed", type=int, default=0, help="seed of sampling and training (%(default)s)")
+    add(
+        "--draft-vocab", type=int, help="eagle, eagle3, medusa: how many of the most frequent tokens they draft (16384)"
+    )
+    add("--intermediate", type=int, help="eagle, eagle3: width of the MLP; the target's by default")
+    add("--unroll", type=int, help="eagle, eagle3: how many tokens in a row the head is trained for (4)")
+    add("--heads", type=int, help="medusa: how many heads (4)")
+    add("--lookahead-tokens", type=int, help="pass: how many look-ahead tokens (3)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
-    add("--exit-layers", type=int, nargs="+", help="early-exit: where to leave; a fifth, third and half by default")
-    add("--layer-dropout", type=float, help="early-exit: of the last layer, the most (0.1)")
-    add("--checkpoints", type=Path, help="folder: the run goes on from there if it was broken off")
+    add(
+        "--exit-layers",
+        type=int,
+        nargs="+",
+        help="early-exit: layers after which to exit; a fifth, a third and a half by default",
+    )
+    add("--layer-dropout", type=float, help="early-exit: the largest dropout, that of the last layer (0.1)")
+    add("--checkpoints", type=Path, help="folder of checkpoints: a run that was cut short goes on from there")
     add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
-    add("--seconds", type=float, default=float("inf"), help="of training at most")
-    add("--out", type=Path, help="the drafter's file; early-exit: a new folder, the model")
-    add("--json", type=Path, help="the curve and the settings")
+    add("--seconds", type=float, default=float("inf"), help="most seconds of training")
+    add("--out", type=Path, help="file of the drafter; for early-exit a new folder of the model")
+    add("--json", type=Path, help="file of the loss curve and the settings")
     parser.add_compilation_cache()
+    return parser
+
+
+def parse(argv=None) -> argparse.Namespace:
+    """The checked arguments, with the defaults of the chosen kind filled in. Exits with one sentence for bad ones."""
+    parser = _parser()
     args = parser.parse_args(argv)
     for name, (kinds, default, shape) in OF_KINDS.items():
         if getattr(args, name) is None:
@@ -109,7 +127,10 @@ def parse(argv=None) -> argparse.Namespace:
 
 
 def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | None = None):
-    """What is trained. Only new heads look at the texts: they draft the most frequent tokens."""
+    """The objective: the weights to train, and the loss.
+
+    Only a new head needs the texts: it drafts the most frequent tokens of them.
+    """
     c = target.config
     if args.start_from:
         return objective_from(args, target)
@@ -136,6 +157,7 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
 
 
 def objective_from(args: argparse.Namespace, target: specjax.LM):
+    """The objective that trains the drafter of --start-from further."""
     kind, before = files.read_about(args.start_from)["kind"], files.load(args.start_from, target)
     if kind != KINDS.get(args.kind, args.kind):
         raise ValueError(f"--start-from {args.start_from} is of kind {kind!r}, which --kind {args.kind} can't train on")
@@ -153,10 +175,11 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
 
 
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
+    """The texts of --texts, or newly sampled ones."""
     if args.texts is not None and args.texts.is_file():
-        if args.unused:  # no error: the same command goes on with a run that was broken off
+        if args.unused:  # this is no error: the same command continues a run that was cut short
             unused = " ".join(args.unused)
-            print(f"{args.texts} is there and is read as it is; {unused} would be for sampling it", flush=True)
+            print(f"{args.texts} exists and is read as it is; {unused} would only be used to sample it", flush=True)
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(
@@ -180,7 +203,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
     target = specjax.load(args.model, dtype=args.dtype)
-    # What needs no texts is refused before they are sampled.
+    # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None
     began = time.perf_counter()
@@ -215,7 +238,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv=None) -> int:
-    """Exit code 0, or 2 and one sentence on stderr."""
+    """Runs the script. -> exit code 0; 2, after one sentence on stderr, for a request that can't be met."""
     return refusing(lambda: run(parse(argv)))
 
 

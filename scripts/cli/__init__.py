@@ -1,1 +1,1 @@
-"""What the scripts share: flags, choices of drafters, prompt files, what is shown."""
+"""Parts that the scripts share: flags, choices of drafters, prompt files and output."""

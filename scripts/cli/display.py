@@ -1,4 +1,4 @@
-"""What ``scripts/generate.py`` shows of a run: what runs, text coloured by where each token came from, the record."""
+"""The output of ``scripts/generate.py``: the heading, the text in colours that show token origins, and the summary."""
 
 import os
 import sys
@@ -18,40 +18,41 @@ RESET = "\033[0m"
 SHADES = {"accepted": "\033[32m", "correction": "\033[33m", "bonus": "\033[36m", "plain": ""}  # green, yellow, cyan
 MEANINGS = {
     "accepted": "drafted and accepted",
-    "correction": "the target's own after a refused draft",
-    "bonus": "after a draft accepted whole",
-    "plain": "without a draft",
+    "correction": "the target's own token, in place of a refused one",
+    "bonus": "the target's own token, after a draft that was accepted whole",
+    "plain": "the target's own token, without a draft",
 }
 
 
 def in_colour() -> bool:
-    """Whether stdout is a terminal, and its user didn't set NO_COLOR (no-color.org)."""
+    """Whether stdout is a terminal and the user has not set NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def paint(text: str, origin: str) -> str:
-    """``text`` in the shade of its origin (``Metrics.origins``)."""
+    """``text`` in the colour of its origin (``Metrics.origins``)."""
     return f"{SHADES[origin]}{text}{RESET}" if text and SHADES[origin] else text
 
 
 def painted(pieces: Iterable[str], origins: Iterable[str]) -> str:
+    """The text of all pieces, each in the colour of its origin."""
     return "".join(map(paint, pieces, origins))
 
 
 def legend() -> str:
-    """The shades and their meanings, on one line."""
+    """The colours and their meanings, on one line."""
     return "; ".join(f"{paint(origin, origin)}: {meaning}" for origin, meaning in MEANINGS.items())
 
 
 def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list[str]) -> str:
-    """The model, the drafter and the prompt: what runs, a line each. Several prompts are counted, a long one is cut.
+    """Three lines: the model, the drafter and the prompt. A long prompt is cut; of several prompts the number is shown.
 
     Args:
       lm: the target.
-      name: as the user calls it.
-      drafter: its settings as in a record, its name first.
+      name: the name of the model as the user gave it.
+      drafter: the drafter's settings as in a record. The name comes first.
       size: K.
-      prompts: as the user wrote them.
+      prompts: the prompts as the user wrote them.
     """
     weights = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(lm.config)[1]))
     kind = kind_of(lm.params) or lm.dtype.name
@@ -67,12 +68,12 @@ def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list
 
 
 def speed(result: Result) -> float:
-    """New tokens a second of decoding, without prefill and compilation."""
+    """The new tokens in a second of decoding, without prefill and compilation."""
     return sum(map(len, result.tokens)) / result.seconds["decode"] if result.seconds["decode"] else 0.0
 
 
 def summary(lm: LM, result: Result) -> str:
-    """The few lines under the text."""
+    """The lines under the text."""
 
     def written(rate):
         return "none drafted" if rate is None else f"{rate:.2f}"
@@ -89,7 +90,7 @@ def summary(lm: LM, result: Result) -> str:
 
 
 def against_plain_steps(result: Result, plain_step: float) -> str:
-    """What plain decoding would have taken, from seconds of one step. For one prompt."""
+    """The time that plain decoding of a single prompt would have taken, from the seconds of one plain step."""
     steps, seconds = len(result.tokens[0]), result.seconds["decode"]
     return (
         f"plain decoding would have taken about {steps * plain_step:.2f} s ({steps} steps of "
@@ -99,7 +100,7 @@ def against_plain_steps(result: Result, plain_step: float) -> str:
 
 
 def against_plain(result: Result, plain: Result, times: dict[str, Any]) -> str:
-    """The two runs of ``--compare``; times are specjax.record.TIMING."""
+    """The line of ``--compare`` on the two runs. ``times`` has the keys of ``specjax.record.TIMING``."""
 
     def written(run: Result) -> str:
         return f"{run.seconds['decode']:.2f} s ({speed(run):.1f} tokens/s)"
@@ -110,7 +111,7 @@ def against_plain(result: Result, plain: Result, times: dict[str, Any]) -> str:
 
 
 def calls_line(calls: dict[str, Any]) -> str:
-    """Of ``--profile``: specjax.record.CALLS."""
+    """The line of ``--profile``. ``calls`` has the keys of ``specjax.record.CALLS``."""
     widths = ", ".join(f"{seconds * 1e3:.1f} ms for {width}" for width, seconds in calls["verify"].items())
     return (
         f"a plain step {calls['plain_step'] * 1e3:.1f} ms; drafting {calls['draft'] * 1e3:.1f} ms; "

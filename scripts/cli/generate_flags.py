@@ -4,6 +4,7 @@ import argparse
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from cli import choices
@@ -19,64 +20,94 @@ SAMPLING = (
 
 def _parser() -> Parser:
     parser = Parser(description="Decodes prompts speculatively with a Llama-family model.")
-    add = parser.add_argument
-    add("--model", default="smollm2-135m-instruct", help="default model, folder, GGUF file or hub name (%(default)s)")
-    add("--prompt", action="append", default=[], help="text to continue; repeat it for a batch")
-    add("--prompt-file", action="append", default=[], type=Path, help="file that holds one prompt; may be repeated")
-    add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
-    add("--tools", type=Path, metavar="FILE", help="JSON list of tools for the chat template")
-    add("--chat-template-kwargs", metavar="JSON", help="object of further variables of the template")
-    add("--date", help="YYYY-MM-DD, for a chat template that asks for the present (default: today)")
-    add(
-        "--parse-special", action=argparse.BooleanOptionalAction, default=None,
-        help="control strings such as <|im_end|> in prompts are tokens (default: unless --chat; see docs/prompts.md)",
-    )  # fmt: skip
+    _add_prompts(parser.add_argument)
     choices.add_flags(parser)
-    add("--num-speculative-tokens", type=int, help="K, drafted tokens a round at most (3 of a trained drafter, else 5)")
-    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection")
-    add("--max-new-tokens", type=int, default=128)
-    add("--min-new-tokens", type=int, help="before so many no stop token and no stop string ends a completion")
-    add("--temperature", type=float, help="0 is greedy (0.0)")
-    add("--top-k", type=int)
-    add("--top-p", type=float)
-    add("--min-p", type=float)
-    add("--repetition-penalty", type=float)
-    add("--presence-penalty", type=float)
-    add("--frequency-penalty", type=float)
-    add("--no-repeat-ngram-size", type=int)
-    add("--stop", action="append", help="text that ends a completion; may be repeated")
-    add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
-    add("--ignore-eos", action="store_true")
-    add("--allow-unknown-ids", action="store_true", help="also generate ids that the model has and its tokenizer lacks")
-    add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws one, and says it (%(default)s)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; float32 on CPU by default")
-    add("--quantize", choices=KINDS, help="the target's weights in eight bits; --quantize-draft is the draft model's")
-    add("--kv-dtype", choices=("int8",), help="the cache in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; a drafter is on each (%(default)s)")
-    add("--logprobs", type=int, metavar="N", help="record each token's log-probability, and the N best ones there")
+    _add_decoding(parser.add_argument)
     parser.add_compilation_cache()
-    add("--stream", action=argparse.BooleanOptionalAction, help="print text as it is made (default for one prompt)")
-    add("--compare", action="store_true", help="also decode plainly: both times, their ratio, same output or not")
-    add("--trace", action="store_true", help="show each round: drafted tokens with q and p, and their fate")
-    add("--profile", action="store_true", help="also time a plain step, a draft and a verification, each by itself")
-    add("--memory", action="store_true", help="show how much memory weights and caches take, the drafter's too")
-    add(
-        "--json", nargs="?", const="-", metavar="FILE",
-        help="write the record of the run to FILE (scripts/report.py makes a page of it); without FILE print it "
-        "instead of text",
-    )  # fmt: skip
+    _add_output(parser.add_argument)
     return parser
 
 
+def _add_prompts(add: Callable) -> None:
+    """The flags of the model and of the prompts."""
+    add(
+        "--model",
+        default="smollm2-135m-instruct",
+        help="the default model, a folder, a GGUF file or a hub name (%(default)s)",
+    )
+    add("--prompt", action="append", default=[], help="text to continue; repeat the flag for a batch")
+    add("--prompt-file", action="append", default=[], type=Path, help="file with one prompt; may be repeated")
+    add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
+    add("--tools", type=Path, metavar="FILE", help="file with a JSON list of tools for the chat template")
+    add("--chat-template-kwargs", metavar="JSON", help="JSON object with further variables of the chat template")
+    add("--date", metavar="YYYY-MM-DD", help="date for a chat template that asks for one (default: today)")
+    add(
+        "--parse-special", action=argparse.BooleanOptionalAction, default=None,
+        help="read control strings such as <|im_end|> in prompts as tokens (default: only without --chat; see "
+        "docs/prompts.md)",
+    )  # fmt: skip
+
+
+def _add_decoding(add: Callable) -> None:
+    """The flags of drafting, sampling, stops and number formats."""
+    add(
+        "--num-speculative-tokens",
+        type=int,
+        help="K, the most drafted tokens of a round (3 of a trained drafter, else 5)",
+    )
+    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection",
+        help="who judges drafts (%(default)s)")  # fmt: skip
+    add("--max-new-tokens", type=int, default=128, help="-1: up to the model's context (%(default)s)")
+    add("--min-new-tokens", type=int, help="new tokens before a stop token or a stop string may end a completion")
+    add("--temperature", type=float, help="0 is greedy (0.0)")
+    add("--top-k", type=int, help="sample from the k likeliest tokens only")
+    add("--top-p", type=float, help="sample from the likeliest tokens that have this probability together")
+    add("--min-p", type=float, help="leave out tokens whose probability is below this share of the likeliest token's")
+    add("--repetition-penalty", type=float, help="factor against tokens of prompt and output; 1 is off")
+    add("--presence-penalty", type=float, help="subtracted from the logits of tokens of the output")
+    add("--frequency-penalty", type=float, help="subtracted for each time that the output holds a token")
+    add("--no-repeat-ngram-size", type=int, help="no n-gram of this size occurs twice; 0 is off")
+    add("--stop", action="append", help="text that ends a completion; may be repeated")
+    add("--eos-token-id", type=int, nargs="+", metavar="ID", help="tokens that end a text, in place of the model's own")
+    add("--ignore-eos", action="store_true", help="end-of-text tokens do not end a completion")
+    add("--allow-unknown-ids", action="store_true", help="also allow ids that the model has and its tokenizer lacks")
+    add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws and prints a seed (%(default)s)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights; float32 on a CPU by default")
+    add("--quantize", choices=KINDS, help="store the target's weights in eight bits (the draft's: --quantize-draft)")
+    add("--kv-dtype", choices=("int8",), help="store the caches in eight bits")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
+    add(
+        "--logprobs", type=int, metavar="N", help="record each token's log-probability and the N likeliest tokens there"
+    )
+
+
+def _add_output(add: Callable) -> None:
+    """The flags of the output."""
+    add(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        help="print the text while it is generated (default for one prompt)",
+    )
+    add("--compare", action="store_true", help="also decode plainly, and compare the times and the outputs")
+    add("--trace", action="store_true", help="show each round: drafted tokens with q and p, accepted or rejected")
+    add("--profile", action="store_true", help="also time a plain step, the drafting and a verification one by one")
+    add("--memory", action="store_true", help="show the memory of weights and caches, the drafter's included")
+    add(
+        "--json", nargs="?", const="-", metavar="FILE",
+        help="write the record of the run to FILE, from which scripts/report.py makes a page; without FILE, print the "
+        "record in place of the text",
+    )  # fmt: skip
+
+
 def parse(argv) -> argparse.Namespace:
-    """The settled arguments; ends the process with one sentence where they can't be used."""
+    """The settled arguments. If they can't be used, the process ends with one sentence."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
         choices.settle(args)
         if args.drafter == "none" and args.num_speculative_tokens:
             raise ValueError(
-                f"--num-speculative-tokens {args.num_speculative_tokens} is a length of drafts, and --drafter none "
+                f"--num-speculative-tokens {args.num_speculative_tokens} is the length of drafts, and --drafter none "
                 "drafts nothing; leave one out"
             )
         if args.num_speculative_tokens is None:
@@ -103,7 +134,7 @@ def parse(argv) -> argparse.Namespace:
 
 
 def seed(text: str) -> int:
-    """A seed of the command line; a random one is drawn here, so that all runs of one command have the same."""
+    """A seed from the command line. A random seed is drawn here once, so that all runs of the command have the same."""
     if text != "random":
         return int(text)
     drawn = secrets.randbits(53)

@@ -1,4 +1,4 @@
-"""What the scripts share in how they meet a user."""
+"""The command line that all scripts share: refusing bad arguments, exit codes, and a closed output."""
 
 import argparse
 import contextlib
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from specjax.report import progress
 
-CLOSED_PIPE = 141  # a shell's code for a program that SIGPIPE (13) ended
+CLOSED_PIPE = 141  # the exit code that a shell gives to a program that SIGPIPE (13) ended
 
 
 def flag(name: str) -> str:
-    """As a user types the name of an argument."""
+    """The flag that a user types for the argument ``name``."""
     return "--" + name.replace("_", "-")
 
 
@@ -25,14 +25,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see --help)\n")
 
     def add_compilation_cache(self) -> None:
+        """Adds the flag ``--compilation-cache``."""
         self.add_argument(
             "--compilation-cache", metavar="FOLDER",
-            help="keep compiled programs there, and take those that are there; none: keep nothing (by default they are "
-            "in the user's cache folder)",
+            help="keep compiled programs in this folder and load them from there; 'none' keeps nothing (default: a "
+            "folder in the user's cache)",
         )  # fmt: skip
 
     def at_least_one(self, args: argparse.Namespace, *names: str) -> None:
-        """Refuses what is smaller, or holds something smaller; None is nothing."""
+        """Refuses an argument that is below 1, or is a list with a number below 1. None is allowed."""
         for name in names:
             value = getattr(args, name)
             values = value if isinstance(value, (list, tuple)) else [value]
@@ -40,21 +41,24 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{flag(name)} must be at least 1, got {value}")
 
     def in_a_folder(self, args: argparse.Namespace, *names: str) -> None:
-        """Refuses files that can't be written, before anything is done; "-" is none."""
+        """Refuses a file whose folder does not exist, before any work is done. "-" stands for no file."""
         for name in names:
             value = getattr(args, name)
             if value not in (None, "-") and not Path(value).parent.is_dir():
-                self.error(f"{flag(name)} {value}: there is no folder {Path(value).parent}")
+                self.error(f"{flag(name)} {value}: there is no folder {Path(value).parent}; make it first")
 
 
 def refusing(action: Callable[[], int | None]) -> int:
-    """Runs ``action``, all that a script does, its arguments' parsing included.
+    """Runs a whole script, and turns bad requests into one sentence.
 
     Characters that the output's encoding lacks are printed as backslash escapes. On a terminal, stderr shows progress.
 
+    Args:
+      action: the script, the parsing of its arguments included. It returns an exit code; None is 0.
+
     Returns:
-      The script's exit code: ``action``'s (None is 0); 2, after one sentence on stderr, for a request that can't be
-      met; 141 if the reader of the output left.
+      The exit code of the script: that of ``action``. 2, after one sentence on stderr, if the request can't be met. 141
+      if the reader of the output has closed the pipe.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -64,13 +68,14 @@ def refusing(action: Callable[[], int | None]) -> int:
         try:
             return _refusing(action)
         finally:
-            sys.stdout.flush()  # here, since Python itself would report a closed pipe at exit
+            sys.stdout.flush()  # flushed here, because at exit Python itself would report a closed pipe
     except BrokenPipeError:
         _discard_output()
         return CLOSED_PIPE
 
 
 def _refusing(action: Callable[[], int | None]) -> int:
+    """Runs ``action``. Prints the errors of bad requests as one sentence, and returns the exit code."""
     try:
         return action() or 0
     except BrokenPipeError:
@@ -86,7 +91,7 @@ def _refusing(action: Callable[[], int | None]) -> int:
 
 
 def _discard_output() -> None:
-    """Python flushes its buffers once more at exit; they must not meet the closed pipe again."""
+    """Sends all further output nowhere. At exit Python flushes its buffers once more, and the pipe is closed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a stream in memory has no file

@@ -8,13 +8,20 @@ from jax import lax
 
 
 class Top(NamedTuple):
-    """The n likeliest tokens at each position, the likeliest first; of equal ones the lowest id first."""
+    """The n likeliest tokens at each position, the likeliest first. Among equals the lowest id is first."""
 
-    tokens: jax.Array  # i32[B, T, n]
-    logprobs: jax.Array  # f32[B, T, n], natural logarithms
+    # i32[B, T, n] The token ids.
+    tokens: jax.Array
+    # f32[B, T, n] The natural logarithms of their probabilities.
+    logprobs: jax.Array
 
 
 def likeliest(logprobs: jax.Array, count: int) -> Top:
-    """The ``count`` largest of f32[B, T, V]."""
+    """The ``count`` likeliest tokens at each position.
+
+    Args:
+      logprobs: f32[B, T, V], the log-probability of each token.
+      count: n, at most V.
+    """
     values, tokens = lax.top_k(logprobs, count)
     return Top(tokens.astype(jnp.int32), values)

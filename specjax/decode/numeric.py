@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-LARGEST_INT = 2**31 - 1  # int32
+LARGEST_INT = 2**31 - 1  # the largest int32
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
-# Bounds of what logits are divided by or added to, and of what they are multiplied by: so no sum of them is infinite in
-# float32, not even that of 2^31 repetitions, and no quotient is 0 / 0. A logit that is NaN leaves a row without a law.
+# STRONGEST bounds numbers that divide a logit or are added to a logit. STRONGEST_REPETITION bounds numbers that
+# multiply a logit. Within these bounds no sum is infinite in float32, even if a penalty is added 2^31 times, and
+# no quotient is 0 / 0. A single NaN among a row's logits would leave the row without a distribution.
 STRONGEST, STRONGEST_REPETITION = 1e28, 1e8
-SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # smaller ones count as 0 on most devices
+SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # most devices treat smaller positive numbers as 0
 
 
 def is_int(value: Any) -> bool:
@@ -26,15 +27,20 @@ def is_real(value: Any) -> bool:
 
 
 def in_range(value: Any, low: float, high: float = LARGEST_FLOAT) -> bool:
-    """Whether a value is a number from low to high, so never NaN; by default one that float32 can hold."""
+    """Whether a value is a number from low to high. NaN is not. By default ``high`` is the largest float32."""
     return is_real(value) and bool(low <= value <= high)
 
 
 def per_row(name: str, value: Any, batch: int) -> list:
-    """One value a row, of a single value or a list.
+    """A list of ``batch`` values, one for each row.
+
+    Args:
+      name: the option's name, for the error message.
+      value: one value for all rows, or a list, tuple or array with one value for each row.
+      batch: the number of rows.
 
     Raises:
-      ValueError: a list of another length.
+      ValueError: the list has another length than ``batch``.
     """
     if isinstance(value, np.ndarray | jax.Array):
         value = value.tolist()
@@ -46,20 +52,32 @@ def per_row(name: str, value: Any, batch: int) -> list:
 
 
 class Number(NamedTuple):
-    """A kind of number that an option takes, for each row."""
+    """A kind of number that an option takes for each row: which values are valid, and how they become an array."""
 
-    off: float  # stands for None
+    # The value that the array holds for a row that gives None. It switches the option off.
+    off: float
+    # The dtype of the array.
     dtype: Any
+    # Whether a value is valid.
     fits: Callable[[Any], bool]
+    # The valid values in words, for the error message.
     expected: str
-    low: float = -math.inf  # what fits and is lower means the same as this
+    # Valid values below ``low`` mean the same as ``low``, and the array holds ``low`` for them.
+    low: float = -math.inf
+    # Valid values above ``high`` mean the same as ``high``, and the array holds ``high`` for them.
     high: float = math.inf
 
     def array(self, name: str, value: Any, batch: int) -> jax.Array | None:
-        """One value a row, of the dtype, shape [B]; None if every row has None.
+        """The values of an option as an array of shape [B] and dtype ``self.dtype``. None if every row gives None.
+
+        Args:
+          name: the option's name, for the error message.
+          value: one value for all rows, or one for each row. None means off.
+          batch: B.
 
         Raises:
-          ValueError: naming the option, the value got and the values expected.
+          ValueError: a value is not valid, or a list has another length than ``batch``. The message names the option,
+            the value and the expected values.
         """
         values = per_row(name, value, batch)
         if all(one is None for one in values):
@@ -74,12 +92,17 @@ class Number(NamedTuple):
 
 
 def real(off: float, low: float, high: float) -> Number:
-    """float32 numbers from low to high."""
+    """The kind of float32 numbers from ``low`` to ``high``, where ``off`` stands for None."""
     return Number(off, jnp.float32, lambda value: in_range(value, low, high), f"a number from {low:g} to {high:g}")
 
 
 def integer(low: int, note: str = "") -> Number:
-    """int32 numbers from low on, 0 being off; larger ones than an int32 mean what the largest does."""
+    """The kind of int32 numbers from ``low`` on, where 0 is off. Numbers above the largest int32 count as the largest.
+
+    Args:
+      low: the smallest valid number.
+      note: a remark on the numbers for the error message.
+    """
     return Number(
         0, jnp.int32, lambda value: is_int(value) and value >= low, f"an integer >= {low}{note}", high=LARGEST_INT
     )

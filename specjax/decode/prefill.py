@@ -1,4 +1,4 @@
-"""Reading text before the first round: the target's prompts, and draft caches that are behind."""
+"""Reads committed text into caches: prompts into the target's cache, and committed tokens into a draft's cache."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 def empty(decoder: "Decoder", request: Request, tokens: jax.Array, history: History | None = None) -> DecodeState:
-    """The state before anything is read: caches allocated, and every row idle.
+    """The state before any prompt is read. The caches are allocated, and no row is active.
 
     Args:
-      decoder: what will decode.
-      request: what each row asks for.
-      tokens: i32[B, L], the prompts, each from the start of its row.
-      history: an empty history, or None if nobody will read one.
+      decoder: the target, drafter, verifier and K.
+      request: the request of each row.
+      tokens: i32[B, L], the prompts. Each prompt starts at the start of its row.
+      history: an empty history, or None if nobody will read the history.
+
+    Raises:
+      ValueError: the request's keys are of another kind than ``random.IMPLEMENTATION``.
     """
     random.check_keys(request.key)
     batch, capacity = tokens.shape
@@ -44,10 +47,19 @@ def empty(decoder: "Decoder", request: Request, tokens: jax.Array, history: Hist
 
 
 def feed(decoder: "Decoder", state: DecodeState, starts: jax.Array, chunk: int) -> DecodeState:
-    """The state after ``chunk`` more tokens of each prompt, from positions starts i32[B] on, were read.
+    """Reads ``chunk`` more tokens of each prompt.
 
-    The last prompt token is never read here: the first round feeds it. Entries past that are padding, and stale.
-    The caller guarantees starts + chunk <= L.
+    The last prompt token does not count as read: the first round feeds it. A chunk may reach past the end of a prompt.
+    The cache entries from the last prompt token on are stale: the row's cache length leaves them out.
+
+    Args:
+      decoder: the target, drafter, verifier and K.
+      state: the state so far.
+      starts: i32[B], the position of the first token to read in each row. The caller guarantees starts + chunk <= L.
+      chunk: the number of tokens to read.
+
+    Returns:
+      The state after these tokens.
     """
     tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(chunk), axis=1)
     cache = kv.with_lengths(state.cache, starts)
@@ -65,13 +77,13 @@ def start(
     keep_history: bool = True,
     logprobs: bool = False,
 ) -> DecodeState:
-    """The state before the first round: all but the last prompt token of each row is read, ``chunk`` tokens at a time.
+    """The state before the first round. Of each prompt all tokens but the last are read, ``chunk`` tokens at a time.
 
     Args:
-      decoder: what will decode.
-      request: what each row asks for.
-      tokens: i32[B, L], the prompts. L is a multiple of ``chunk``.
-      chunk: tokens that one call reads.
+      decoder: the target, drafter, verifier and K.
+      request: the request of each row.
+      tokens: i32[B, L], the prompts. Each prompt starts at the start of its row, and L is a multiple of ``chunk``.
+      chunk: the number of tokens that one call of the target reads.
       keep_history: whether the state has a history.
       logprobs: whether the history has the log-probability of each token.
 
@@ -92,9 +104,20 @@ def start(
 
 
 def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
-    """Feeds committed tokens to a draft's cache until the cache of each active row holds ``wanted`` i32[B] of them.
+    """Feeds committed tokens to a draft model until its cache holds enough of them.
 
-    The loop runs while any active row is behind. Rows that are not behind make some entries once more.
+    The loop runs while any active row is behind. A row that is not behind is fed too, and computes some of its entries
+    again.
+
+    Args:
+      lm: the draft model.
+      cache: the draft model's cache.
+      state: holds the committed tokens.
+      wanted: i32[B], the number of tokens that the cache of each active row shall hold.
+      chunk: the number of tokens that one call reads; None: the default of :func:`tuning.prefill_chunk`.
+
+    Returns:
+      The cache, with lengths of at least ``wanted`` in every active row.
     """
     size = min(tuning.prefill_chunk(chunk), cache.capacity)
 
@@ -102,7 +125,7 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
         return jnp.any(state.active & (cache.lengths < wanted))
 
     def read(cache: KVCache) -> KVCache:
-        starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are made once more
+        starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are computed again
         tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1, mode="clip")
         out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
         reached = jnp.minimum(starts + size, wanted)
@@ -112,6 +135,6 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
 
 
 def check_chunk(prefill_chunk: Any) -> None:
-    """Raises ValueError if ``prefill_chunk`` is no number of tokens."""
+    """Raises ValueError unless ``prefill_chunk`` is None or an integer of at least 1."""
     if prefill_chunk is not None and not (is_int(prefill_chunk) and prefill_chunk >= 1):
         raise ValueError(f"prefill_chunk must be an integer of at least 1, or None, got {prefill_chunk!r}")

@@ -1,8 +1,11 @@
-"""Every random draw, addressed by (request key, purpose, absolute position): nothing is split along the way.
+"""Random draws. Each draw has an address: the request's key, the draw's purpose and the token's absolute position.
 
-So a row's tokens don't depend on its batch, slot, neighbours or on how its tokens were grouped into rounds. A
-position that a round drew for and did not commit is drawn again with the same key later; that is sound as long as
-nothing committed depended on the earlier draw, and a verifier for which it would folds more in (see Verifier).
+No key is split or advanced during decoding. A row's tokens therefore do not depend on the batch, on the row's place in
+the batch, on the other rows, or on how the row's tokens were grouped into rounds.
+
+A round may draw for a position and not commit the drawn token. A later round then draws for this position again, with
+the same key. The second draw is sound if no committed token depended on the first draw. A verifier for which this does
+not hold (block verification) adds the start of the round to its keys: see ``Verifier.draft_keys``.
 """
 
 import functools
@@ -11,16 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Purposes. TOKEN is the target's own draw, of a bonus, a correction or a plain token.
+# The purposes of draws. TOKEN: the target's own token, which is a bonus, a correction or a plain token. DRAFT: a
+# drafted token. ACCEPT: whether a drafted token is accepted.
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
 
-# Both are settings of the process in JAX (``jax_default_prng_impl``, ``jax_threefry_partitionable``). They are fixed
-# here, since another choice gives other tokens, and the kinds "rbg" and "unsafe_rbg" give all rows one noise.
+# The kind of random keys. In JAX the process can choose another kind (``jax_default_prng_impl``) and another way to
+# compute random bits (``jax_threefry_partitionable``). This file fixes both, because another choice gives other tokens.
+# The kinds "rbg" and "unsafe_rbg" also give all rows of a batch the same noise.
 IMPLEMENTATION = "threefry2x32"
 
 
 def _settled(draw):
-    """``draw``, independent of the process's settings of random numbers."""
+    """``draw``, made independent of the process's settings for random numbers."""
 
     @functools.wraps(draw)
     def settled(*args):
@@ -31,15 +36,19 @@ def _settled(draw):
 
 
 def key(seed) -> jax.Array:
-    """The key of one seed: key[] of a u32[]."""
+    """The key of one seed. -> key[].
+
+    Args:
+      seed: an integer, or u32[].
+    """
     return jax.random.key(seed, impl=IMPLEMENTATION)
 
 
 def check_keys(keys: jax.Array) -> None:
-    """Refuses keys that the rows of a batch can't be drawn with.
+    """Refuses keys of the wrong kind.
 
     Raises:
-      ValueError: if ``keys`` are raw numbers or of another implementation than :data:`IMPLEMENTATION`.
+      ValueError: ``keys`` are raw numbers, or keys of another implementation than :data:`IMPLEMENTATION`.
     """
     got = (
         str(jax.random.key_impl(keys))
@@ -54,9 +63,11 @@ def check_keys(keys: jax.Array) -> None:
 
 
 def request_keys(seeds) -> jax.Array:
-    """One key a request: integers u64[B], on the host, to key[B].
+    """One key for each request. -> key[B].
 
-    The two words of a seed are those of its key, as in ``jax.random.key`` of seeds below 2^32.
+    Args:
+      seeds: u64[B], integers on the host. The upper and the lower 32 bits of a seed are the two words of its key. For
+        seeds below 2^32 the key is the same as that of ``jax.random.key``.
     """
     seeds = np.asarray(seeds, np.uint64)
     words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)  # [B, 2]
@@ -64,35 +75,47 @@ def request_keys(seeds) -> jax.Array:
 
 
 def fold(keys: jax.Array, data) -> jax.Array:
-    """Folds an integer, or one i32[B] value a row, into key[B]."""
+    """key[B] with ``data`` folded in. -> key[B].
+
+    Args:
+      keys: key[B].
+      data: one integer for all rows, or i32[B].
+    """
     return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(jnp.asarray(data, jnp.int32), keys.shape))
 
 
 def at(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """key[B] at absolute positions i32[B, T]. -> key[B, T]."""
+    """The keys of absolute positions i32[B, T], made from the rows' keys key[B]. -> key[B, T]."""
     return jax.vmap(lambda key, row: jax.vmap(lambda position: jax.random.fold_in(key, position))(row))(keys, positions)
 
 
 def siblings(keys: jax.Array, ranks: jax.Array) -> jax.Array:
-    """key[B, T] with ranks i32[B, T] folded in, except that the first sibling, of rank 0, has the key itself."""
+    """The keys of siblings in a tree: key[B, T] with ranks i32[B, T] folded in. -> key[B, T].
+
+    The first sibling has rank 0 and keeps the unchanged key.
+    """
     return jnp.where(ranks > 0, jax.vmap(jax.vmap(jax.random.fold_in))(keys, ranks), keys)
 
 
 @_settled
 def uniform(keys: jax.Array) -> jax.Array:
-    """One f32 in [0, 1) for each key[B, T]."""
+    """One number from [0, 1) for each of key[B, T]. -> f32[B, T]."""
     return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32)))(keys)
 
 
 @_settled
 def gumbel(keys: jax.Array, size: int) -> jax.Array:
-    """Standard Gumbel noise f32[B, T, size] for key[B, T]."""
+    """Standard Gumbel noise, ``size`` numbers for each of key[B, T]. -> f32[B, T, size]."""
     return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32)))(keys)
 
 
 def categorical(keys: jax.Array, probs: jax.Array) -> jax.Array:
-    """Draws from unnormalised probs f32[B, T, V] with key[B, T] by the Gumbel trick. -> i32[B, T].
+    """Draws one token from each distribution by the Gumbel trick. -> i32[B, T].
 
-    A token of probability 0 is never drawn; ties (temperature 0 is one of them) go to the lowest id.
+    A token of probability 0 is never drawn. A tie goes to the lowest id.
+
+    Args:
+      keys: key[B, T].
+      probs: f32[B, T, V], the probabilities, which need not be normalised.
     """
     return jnp.argmax(jnp.log(probs) + gumbel(keys, probs.shape[-1]), axis=-1).astype(jnp.int32)

@@ -90,7 +90,7 @@ class Request(NamedTuple):
 
 
 class History(NamedTuple):
-    """The history of a run: one entry a round, and one a token. ``specjax.metrics`` reads it."""
+    """The history of a run: one entry a round, and one a token. ``specjax.generation.metrics`` reads it."""
 
     # i32[B] How many rounds the row took part in.
     rounds: jax.Array

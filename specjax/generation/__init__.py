@@ -1,1 +1,1 @@
-"""From a user's request to results: options, checks, jobs, streams, metrics."""
+"""Turns a user's request into results: options, checks, jobs, streams and metrics."""

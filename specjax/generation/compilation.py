@@ -1,4 +1,4 @@
-"""Compiled programs kept from one process to the next."""
+"""Keeps compiled programs in a folder, so that a later process need not compile them again."""
 
 import contextlib
 import os
@@ -14,51 +14,56 @@ NONE = "none"
 
 
 def compilation_cache(folder: str | Path) -> None:
-    """Keeps every compiled program in ``folder``, and takes those that are there: JAX's own persistent cache.
+    """Keeps every compiled program in ``folder``, and loads the programs that the folder holds already.
 
-    For the whole process, from this call on. Programs are found again by what they compute, by device and processor,
-    by XLA's flags, and by the versions of JAX and XLA, so one folder may serve several models, machines, versions and
-    processes at once. Nothing is ever removed from the folder, but for damaged entries.
+    This switches on JAX's own persistent cache for the whole process, from this call on. A program is found again by
+    its computation, the device, the processor, XLA's flags, and the versions of JAX and XLA. One folder may therefore
+    serve several models, machines, versions and processes at the same time. Only damaged entries are ever removed.
 
     Args:
-      folder: made if need be. Whoever can write there can have code run here.
+      folder: a folder, which is made if it does not exist. The process runs the programs in this folder, so whoever can
+        write there can make this process run their code.
 
     Raises:
-      OSError: the folder can't be made or written.
+      OSError: the folder can't be made, or nothing can be written there.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
-        raise PermissionError(f"compiled programs can't be kept in {folder}: no permission to write there")
+        raise PermissionError(
+            f"compiled programs can't be kept in {folder}: no permission to write there; choose another folder"
+        )
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small programs are a second as well
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small programs take a second too
     _remove_damaged_entries(folder)
 
 
 def compilation_cache_of_script(where: str | None) -> None:
-    """What a script's ``--compilation-cache`` asks for.
+    """Sets up the compilation cache as a script's flag ``--compilation-cache`` says.
 
     Args:
-      where: a folder; "none": no program is kept; None: the folder ``compiled`` in the user's cache, unless
-        ``JAX_COMPILATION_CACHE_DIR`` or ``JAX_ENABLE_COMPILATION_CACHE`` says otherwise.
+      where: the flag's value. A folder: compiled programs are kept there. "none": no program is kept. None (no flag):
+        programs are kept in the folder ``compiled`` in the user's cache, unless ``JAX_COMPILATION_CACHE_DIR`` names
+        another folder or ``JAX_ENABLE_COMPILATION_CACHE`` switches the cache off.
 
     Raises:
-      OSError: the folder that was asked for can't be made or written.
+      OSError: the user named a folder, and it can't be made or written.
     """
     if where == NONE:
         jax.config.update("jax_compilation_cache_dir", None)
     elif where is not None:
         compilation_cache(where)
     elif jax.config.values["jax_compilation_cache_dir"] is None and jax.config.values["jax_enable_compilation_cache"]:
-        with contextlib.suppress(OSError):  # nobody asked for this folder: the script runs without
+        with contextlib.suppress(OSError):  # nobody asked for this folder, so the script runs without it
             compilation_cache(cache_dir() / "compiled")
 
 
 def _remove_damaged_entries(folder: Path) -> None:
-    """From now on, removes entries that JAX can't read, in place of its warning; JAX then compiles and writes anew.
+    """From now on, removes each entry that JAX can't read. JAX then compiles the program and writes the entry again.
 
-    JAX doesn't write atomically. A process that was killed leaves half an entry, which JAX would warn of in every
-    later run and never replace. Another process may also meet an entry that is still being written.
+    JAX warns of such an entry; this function removes the entry in place of the warning. JAX doesn't write entries
+    atomically. A process that was killed leaves half an entry: without this function, JAX would warn of the entry in
+    every later run and never replace it. A process may also read an entry while another process still writes it.
     """
     show = warnings.showwarning
 

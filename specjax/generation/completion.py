@@ -1,4 +1,4 @@
-"""One request's output as the host knows it, and the result that several of them make."""
+"""The output of one row as the host knows it, and the result of all rows."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Completion:
-    """Tokens, text, log-probabilities and acceptance of one row, so far."""
+    """Tokens, text, log-probabilities and acceptance of one row, as far as the row has come."""
 
     def __init__(self, job: "Job"):
         self.tokens: list[int] = []
@@ -34,7 +34,16 @@ class Completion:
     def of(
         cls, job: "Job", row: int, tokens: np.ndarray, lengths: np.ndarray, failed: np.ndarray, history: History
     ) -> "Completion":
-        """A row that has ended, from the arrays of a whole run."""
+        """The completion of a row that has ended, from the arrays of a whole run.
+
+        Args:
+          job: the job that ran.
+          row: the row's index in the batch.
+          tokens: i32[B, L], prompts and new tokens.
+          lengths: i32[B], the number of tokens of each row, prompt included.
+          failed: bool[B], whether each row ended because no token had a finite logit.
+          history: the history of the run, in NumPy arrays.
+        """
         done, new = cls(job), slice(len(job.prompts[row]), lengths[row])
         done.tokens = tokens[row, new].tolist()
         done.drafted, done.accepted = (
@@ -45,13 +54,20 @@ class Completion:
         done.finish_reason = None if done.failed else done.reason_of_end(job, row)
         return done
 
-    def learn(self, own: Any, top: Any, where: tuple) -> None:
-        """Log-probabilities of some more tokens, and the likeliest ones there: at one place of f32[B, T], [B, T, n]."""
-        own, top = jax.tree.map(lambda x: x[where], (own, top))
-        self.logprobs += [] if own is None else own.tolist()
+    def learn(self, chosen: Any, top: Any, where: tuple) -> None:
+        """Adds the log-probabilities of more tokens.
+
+        Args:
+          chosen: f32[B, T], the log-probabilities of the generated tokens; None: not asked for.
+          top: the likeliest tokens of each position, a ``Top`` of arrays [B, T, n]; None: not asked for.
+          where: the index of the added tokens in these arrays: the row, and a slice of positions.
+        """
+        chosen, top = jax.tree.map(lambda x: x[where], (chosen, top))
+        self.logprobs += [] if chosen is None else chosen.tolist()
         self.top += [] if top is None else logprobs.pairs(top)
 
     def reason_of_end(self, job: "Job", row: int) -> str:
+        """Why the row ended: "stop" if its last token is a stop token of the row, else "length"."""
         stop_ids = np.asarray(job.request.stop_ids)[row]
         return "stop" if self.tokens and self.tokens[-1] in stop_ids else "length"
 
@@ -59,8 +75,13 @@ class Completion:
 def result_of(job: "Job", rows: list[Completion], seconds: dict[str, float]) -> Result:
     """The result of all rows.
 
+    Args:
+      job: the job that ran.
+      rows: the completion of each row.
+      seconds: wall time of "prefill" and of "decode".
+
     Raises:
-      NoDistributionError: if a row failed; the error holds the result.
+      NoDistributionError: a row failed. The error holds the result.
     """
     tokenizer, size = job.decoder.target.tokenizer, job.decoder.num_speculative_tokens
     result = Result(
@@ -81,7 +102,8 @@ def result_of(job: "Job", rows: list[Completion], seconds: dict[str, float]) -> 
         raise NoDistributionError(
             "no token has a finite logit in "
             + ", ".join(f"row {i} after {n} new tokens" for i, n in failed)
-            + ": the weights hold NaN or infinity, or bias, masks and filters together forbid every token",
+            + ": the weights hold NaN or infinity, or logit_bias, allowed_token_ids and the other sampling options "
+            "together forbid every token",
             result,
         )
     return result

@@ -1,4 +1,4 @@
-"""``generate``, ``stream`` and ``prepare``: what a user calls."""
+"""The functions that a user calls: ``generate``, ``stream``, ``prepare`` and ``warmup``."""
 
 from collections.abc import Sequence
 
@@ -11,44 +11,65 @@ from specjax.models.lm import LM
 
 
 def prepare(lm: LM, prompts: str | Sequence, **options) -> Job:
-    """Checks a request and builds its arrays, once for all that is done with it.
+    """Checks a request and builds its arrays. The job can then be run, streamed, compiled and measured.
 
     Args:
       lm: the target model.
       prompts: a string, a conversation (a list of {"role", "content"} messages), or a list of strings, conversations
-        or token-id lists. Arrays of NumPy or JAX count as lists.
+        or token-id lists. NumPy and JAX arrays count as lists.
       **options: fields of :class:`specjax.Options`.
 
     Returns:
       A job with the methods ``generate``, ``stream``, ``warmup`` and ``memory``.
 
     Raises:
-      ValueError: for any option or prompt that can't be used, before any device work.
+      ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
     return job_of(lm, prompts, asked(options))
 
 
 def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
-    """Decodes all prompts together, speculatively; the whole loop runs on the device.
+    """Decodes all prompts together, speculatively. The whole loop runs on the device.
+
+    If there are stop strings, the host calls each round and looks for the strings.
 
     Args:
-      lm, prompts, **options: as of :func:`prepare`.
+      lm, prompts, **options: as in :func:`prepare`.
 
     Returns:
-      Tokens, texts, finish reasons and acceptance records.
+      The tokens, texts, finish reasons and metrics of each prompt.
 
     Raises:
-      ValueError: for any option or prompt that can't be used, before any device work.
-      NoDistributionError: if a row ends up with no finite logit (NaN weights, contradictory masks).
+      ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
+      NoDistributionError: no token of a row has a finite logit, because the weights hold NaN or because the sampling
+        options forbid every token.
     """
     return job_of(lm, prompts, asked(options)).generate()
 
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> Stream:
-    """Like :func:`generate`, token by token: iterate over the events; ``.result()`` gives the record at any time."""
+    """Decodes like :func:`generate`, but gives each token as soon as its round ends.
+
+    Args:
+      lm, prompts, **options: as in :func:`prepare`.
+
+    Returns:
+      An iterator over events, one for each token. Its method ``result()`` gives the result so far at any time.
+
+    Raises:
+      ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
+    """
     return job_of(lm, prompts, asked(options)).stream()
 
 
 def warmup(lm: LM, prompts: str | Sequence, streaming: bool = False, **options) -> None:
-    """Compiles what ``generate`` (or ``stream``) with these arguments will run, and runs one block of it."""
+    """Compiles the programs that :func:`generate` will run with these arguments, and runs one block.
+
+    Args:
+      lm, prompts, **options: as in :func:`prepare`.
+      streaming: whether to compile for :func:`stream` in place of :func:`generate`.
+
+    Raises:
+      ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
+    """
     job_of(lm, prompts, asked(options)).warmup(streaming)

@@ -1,4 +1,4 @@
-"""A checked request, ready for the compiled functions: what is done with it is done without checking it again."""
+"""A checked request, ready for the compiled functions. Its methods do not check the request again."""
 
 import dataclasses
 import time
@@ -21,34 +21,48 @@ from specjax.generation.stream import Stream
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One batch of prompts and how to decode them. Made by :func:`specjax.prepare`."""
+    """One batch of prompts and how to decode them. :func:`specjax.prepare` makes it."""
 
+    # The target, drafter, verifier and K.
     decoder: Decoder
-    prompts: list[list[int]]  # token ids
+    # The token ids of each prompt.
+    prompts: list[list[int]]
+    # The request of each row.
     request: Request
-    tokens: jax.Array  # i32[B, L], the prompts
-    chunk: int  # tokens that a prefill call reads
+    # i32[B, L] The prompts, padded to the capacity L.
+    tokens: jax.Array
+    # The number of tokens that one call of the target reads during prefill.
+    chunk: int
+    # The options as the user gave them, with the seed of each row and the date filled in.
     options: Options
 
     def start(self, request: Request | None = None) -> DecodeState:
-        """The state after the prompts; ``request`` replaces the job's own."""
+        """The state after the prompts are read. ``request``, if given, is used in place of the job's own request."""
         request = self.request if request is None else request
         return self.decoder.start(request, self.tokens, self.chunk, logprobs=logprobs.wanted(self.options.logprobs))
 
     def compile(self, streaming: bool = False) -> None:
-        """Compiles prefill and rounds, and runs nothing: jobs may do so in threads."""
+        """Compiles prefill and rounds, and runs nothing. Several jobs may compile at once, each in a thread.
+
+        Args:
+          streaming: whether to compile for :meth:`stream` in place of :meth:`generate`.
+        """
         compiled.lower_rounds(self.decoder, self.compile_start(), streaming)
 
     def compile_start(self) -> Any:
-        """Compiles prefill alone. -> the shapes of the state after it."""
+        """Compiles prefill alone, and runs nothing. -> the shapes of the state after prefill."""
         asked = logprobs.wanted(self.options.logprobs)
         return compiled.lower_start(self.decoder, self.request, self.tokens, self.chunk, asked)
 
     def warmup(self, streaming: bool = False) -> None:
-        """Compiles what :meth:`generate` (or :meth:`stream`) will run, and runs one block of it.
+        """Compiles the programs that :meth:`generate` will run, and runs one block.
 
-        The first execution of a compiled program is slow too: kernels and weights are touched for the first time. The
-        block follows the first two tokens of each prompt: the programs don't depend on the prompt's length.
+        The first run of a compiled program is slow too, because it loads kernels and touches the weights for the first
+        time. The block follows the first two tokens of each prompt. Two tokens are enough, because the programs do not
+        depend on the length of the prompts.
+
+        Args:
+          streaming: whether to compile for :meth:`stream` in place of :meth:`generate`.
         """
         lengths = jnp.minimum(self.request.prompt_lengths, 2)
         limit = jnp.minimum(self.request.limit, lengths + self.decoder.num_speculative_tokens + 2)
@@ -58,12 +72,12 @@ class Job:
         jax.block_until_ready(state.lengths)
 
     def generate(self) -> Result:
-        """Decodes all prompts together; the whole loop runs on the device.
+        """Decodes all prompts together. The whole loop runs on the device, unless there are stop strings.
 
         Raises:
-          NoDistributionError: if a row ends up with no finite logit.
+          NoDistributionError: no token of a row has a finite logit.
         """
-        if stop_strings(self.options):  # strings can only be looked for on the host
+        if stop_strings(self.options):  # only the host can look for strings
             rounds = self.stream()
             for _ in rounds:
                 pass
@@ -79,16 +93,23 @@ class Job:
         return result_of(self, rows, seconds)
 
     def plain(self) -> "Job":
-        """The same request decoded plainly: by the target alone, one token a step."""
+        """The same request for plain decoding: the target alone generates one token in each step."""
         decoder = dataclasses.replace(self.decoder, drafter=NoDraft(), num_speculative_tokens=0)
         return dataclasses.replace(self, decoder=decoder)
 
     def stream(self) -> Stream:
-        """The same token by token: iterate over the events; ``.result()`` gives the record at any time."""
+        """Decodes like :meth:`generate`, but gives each token as soon as its round ends.
+
+        Returns:
+          An iterator over events, one for each token. Its method ``result()`` gives the result so far at any time.
+        """
         return Stream(self)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of each part, by :func:`specjax.measure.memory.report`. Nothing is allocated or compiled."""
+        """Bytes that each part of the job takes, by :func:`specjax.measure.memory.report`.
+
+        Nothing is allocated or compiled.
+        """
         from specjax.measure import memory
 
         return memory.report(self)

@@ -1,4 +1,4 @@
-"""Which token ids have a meaning: a model may have more rows than its tokenizer has ids, and the surplus is padding."""
+"""Which token ids have a meaning. A model may have rows for more ids than its tokenizer has: the surplus is padding."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,15 @@ ALLOW = "pass allow_unknown_ids=True if that is what you want"
 
 
 def known_ids(lm: LM, stop_ids: Sequence[int] = ()) -> np.ndarray | None:
-    """bool[V]: ids that the tokenizer has, and stop tokens, the model's own and those given, whose text is nothing.
+    """Which ids may be generated. -> bool[V], or None if every id may.
 
-    None if these are all, or if nobody says: without a tokenizer, or with one that has no method ``ids``.
+    An id may be generated if the tokenizer has the id or if the id is a stop token. A stop token has no text, so the
+    tokenizer need not have it. The result is also None if the known ids can't be found out: the model has no tokenizer,
+    or its tokenizer has no method ``ids``.
+
+    Args:
+      lm: the model.
+      stop_ids: the stop tokens of the request, beside the model's own. Ids outside the vocabulary are ignored.
     """
     tokenizer = lm.tokenizer
     if tokenizer is None or not hasattr(tokenizer, "ids"):
@@ -30,6 +36,6 @@ def check_prompts(lm: LM, prompts: Sequence[Sequence[int]]) -> None:
         unknown = [] if known is None else [token for token in ids if not known[token]]
         if unknown:
             raise ValueError(
-                f"prompt {row} has token id {unknown[0]}, which the model has a row for but its tokenizer lacks: the "
-                f"row is padding that was never trained; {ALLOW}"
+                f"prompt {row} has token id {unknown[0]}, which the tokenizer lacks: the model has a row for this id, "
+                f"but the row is padding that was never trained; {ALLOW}"
             )

@@ -14,42 +14,77 @@ from specjax.decode.numeric import is_int, per_row
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to generate. Every sampling parameter is one value, or a list of one value a row (None: off)."""
+    """How to generate.
 
-    drafter: Any = None  # None (plain decoding), "ngram", or an object of specjax.drafters
-    verifier: Any = "rejection"  # "rejection", "coupled", or an object of specjax.verify
-    num_speculative_tokens: int = 5  # K; 0 is plain decoding
-    max_new_tokens: int | None | Sequence[int | None] = 128  # None or -1: up to the model's context; 0: nothing
-    # Before so many new tokens no stop token is generated, and no stop string counts.
+    Every sampling parameter takes one value for all rows, or a list with one value for each row. None switches the
+    parameter off.
+    """
+
+    # Who proposes tokens: None (plain decoding), "ngram", or an object of specjax.drafters.
+    drafter: Any = None
+    # Who judges drafts: "rejection", "coupled", or an object of specjax.verify.
+    verifier: Any = "rejection"
+    # K, the most drafted tokens that a round can accept in one row. 0 is plain decoding.
+    num_speculative_tokens: int = 5
+    # The largest number of new tokens. None or -1: as many as the model's context holds. 0: no token is generated.
+    max_new_tokens: int | None | Sequence[int | None] = 128
+    # The number of new tokens before which no stop token is generated and no stop string ends the row.
     min_new_tokens: int | None | Sequence[int | None] = None
-    temperature: float | Sequence[float] = 0.0  # 0 is greedy; below MIN_TEMPERATURE counts as 0
-    top_k: int | None | Sequence[int | None] = None  # 0 and -1 are off
+    # T. 0 is greedy. A value below MIN_TEMPERATURE counts as 0.
+    temperature: float | Sequence[float] = 0.0
+    # The number of likeliest tokens that are kept. 0 and -1 are off.
+    top_k: int | None | Sequence[int | None] = None
+    # The probability that the kept tokens have together at least, above 0 and at most 1.
     top_p: float | None | Sequence[float | None] = None
+    # The smallest probability that is kept, as a fraction of the likeliest token's probability.
     min_p: float | None | Sequence[float | None] = None
-    repetition_penalty: float | None | Sequence[float | None] = None  # over prompt and output
-    presence_penalty: float | None | Sequence[float | None] = None  # over the output
-    frequency_penalty: float | None | Sequence[float | None] = None  # over the output
-    no_repeat_ngram_size: int | None | Sequence[int | None] = None  # over prompt and output
+    # A factor against tokens that the prompt or the output holds. 1 is off.
+    repetition_penalty: float | None | Sequence[float | None] = None
+    # An amount that is subtracted from the logits of tokens that the output holds.
+    presence_penalty: float | None | Sequence[float | None] = None
+    # An amount that is subtracted for each time that the output holds the token.
+    frequency_penalty: float | None | Sequence[float | None] = None
+    # The length of n-grams that must not occur twice in prompt and output. 0 is off.
+    no_repeat_ngram_size: int | None | Sequence[int | None] = None
+    # Token ids and the amounts that are added to their logits. -inf forbids a token.
     logit_bias: dict[int, float] | None | Sequence[dict[int, float] | None] = None
+    # The only token ids that may be generated.
     allowed_token_ids: Sequence[int] | None | Sequence[Sequence[int] | None] = None
-    allow_unknown_ids: bool = False  # whether ids that the tokenizer lacks may be generated and stand in prompts
-    stop: str | Sequence[str] | None = None  # text or special token that ends a row; kept, as in Hugging Face
-    eos_token_id: int | Sequence[int] | None = None  # replaces the model's own, lm.config.eos_token_ids
+    # Whether ids that the tokenizer lacks may stand in prompts and be generated.
+    allow_unknown_ids: bool = False
+    # Strings or special tokens that end a row. The row's text keeps the string, as in Hugging Face.
+    stop: str | Sequence[str] | None = None
+    # Tokens that end a row, in place of the model's own (lm.config.eos_token_ids).
+    eos_token_id: int | Sequence[int] | None = None
+    # Whether end-of-text tokens do not end a row. Stop strings still do.
     ignore_eos: bool = False
-    seed: int | None | Sequence[int | None] = 0  # below 2^64; row i uses seed + i, or its own entry; None: a fresh one
-    chat: bool = False  # wrap each text prompt as a user's turn in the model's chat template; conversations always are
-    tools: Sequence[Any] | None = None  # for the chat template: JSON schemas, or Python functions with docstrings
-    chat_template_kwargs: dict[str, Any] | None = None  # further variables of the chat template
-    date: str | None = None  # ISO date for a chat template that asks for the present; None: today
-    parse_special: bool | None = None  # control strings in prompts are tokens; None: in plain text but not in messages
-    lossy: bool = False  # admits verifiers that change the output's distribution
-    # Also return each token's log-probability under the model's raw logits; a number: and those of so many best tokens.
+    # An integer from 0 to 2^64 - 1: row i uses seed + i. A list: row i uses entry i. None: a fresh random seed.
+    seed: int | None | Sequence[int | None] = 0
+    # Whether each text prompt is wrapped as a user's turn in the model's chat template. Conversations always are.
+    chat: bool = False
+    # Tools for the chat template: JSON schemas, or Python functions with docstrings.
+    tools: Sequence[Any] | None = None
+    # Further variables of the chat template.
+    chat_template_kwargs: dict[str, Any] | None = None
+    # The date in ISO format, for a chat template that asks for the present date. None: today.
+    date: str | None = None
+    # Whether control strings in prompts are read as tokens. None: in plain text they are, in messages they are not.
+    parse_special: bool | None = None
+    # Whether verifiers that change the output's distribution are allowed.
+    lossy: bool = False
+    # True: the result has each new token's log-probability under the model's raw logits. A number n: the result also
+    # has the n likeliest tokens at each position.
     logprobs: bool | int = False
-    capacity: int | None = None  # room for at least so many tokens: calls of one capacity share a program
+    # The number of tokens that each row has room for at least. Calls with the same capacity can share a program.
+    capacity: int | None = None
 
 
 def options_of(given: dict[str, Any]) -> Options:
-    """The options by name. Raises ValueError for an unknown name, with the nearest known one."""
+    """The options by name.
+
+    Raises:
+      ValueError: a name is unknown. The message gives the nearest known name.
+    """
     known = [field.name for field in dataclasses.fields(Options)]
     for name in given:
         if name not in known:
@@ -60,10 +95,14 @@ def options_of(given: dict[str, Any]) -> Options:
 
 
 def seeds(seed: Any, batch: int) -> list[int]:
-    """One seed a row, all of whose 64 bits count; a fresh random one where it is None.
+    """One seed for each row. All 64 bits of a seed count.
+
+    Args:
+      seed: as ``Options.seed``: None becomes a fresh random seed.
+      batch: the number of rows.
 
     Raises:
-      ValueError: no integer from 0 to 2^64 - 1.
+      ValueError: a seed is not an integer from 0 to 2^64 - 1.
     """
     given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
     drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
@@ -76,16 +115,16 @@ def seeds(seed: Any, batch: int) -> list[int]:
 
 
 def filters_without_effect(options: Options) -> list[str]:
-    """Names of the options that choose among likely tokens and do nothing at temperature 0, if a row uses them."""
+    """The names of those filters (top_p, top_k, min_p) that a row uses. At temperature 0 a filter has no effect."""
     off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
     return [name for name, values in off.items() if any(v not in values for v in np.ravel(getattr(options, name)))]
 
 
 def asked(given: dict[str, Any]) -> Options:
-    """The options by name; warns of filters that do nothing because no temperature is given.
+    """The options by name. Warns of filters that have no effect because no temperature is given.
 
     Raises:
-      ValueError: as :func:`options_of`.
+      ValueError: as in :func:`options_of`.
     """
     options = options_of(given)
     unused = [] if "temperature" in given else filters_without_effect(options)

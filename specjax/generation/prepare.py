@@ -1,4 +1,4 @@
-"""From a user's request to a :class:`specjax.generation.job.Job`: every check that the host can make."""
+"""Turns a user's request into a :class:`specjax.generation.job.Job`, with every check that the host can make."""
 
 import dataclasses
 import datetime
@@ -23,8 +23,13 @@ DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
 def job_of(lm: LM, given: Any, options: Options) -> Job:
     """The job of some prompts.
 
+    Args:
+      lm: the target model.
+      given: the prompts, as in :func:`specjax.prepare`.
+      options: how to generate.
+
     Raises:
-      ValueError: for any option or prompt that can't be used, before any device work.
+      ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
     drafter, verifier, size, plan = _decoding(lm, options)
     _check_stops(lm, options)
@@ -42,14 +47,14 @@ def job_of(lm: LM, given: Any, options: Options) -> Job:
 
 
 def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
-    """Drafter, verifier, K and plan; plain decoding is the drafter that proposes nothing, with K = 0."""
+    """The drafter, the verifier, K and the plan. For plain decoding: ``NoDraft``, which proposes nothing, and K = 0."""
     drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
     verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
     size = options.num_speculative_tokens
     if not is_int(size) or size < 0:
         raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
     if not (verifier.lossless or options.lossy):
-        raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True if that is what you want")
+        raise ValueError(f"{verifier!r} changes the output's distribution; pass lossy=True to allow this")
     size = min(int(size), lm.max_positions)
     plan = drafter.plan(lm, max(size, 1))
     if size == 0 or isinstance(drafter, NoDraft):
@@ -64,26 +69,35 @@ def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
     return drafter, verifier, size, plan
 
 
-def _named(what: str, value: Any, table: dict[str, Any], method: str) -> Any:
+def _named(option: str, value: Any, table: dict[str, Any], method: str) -> Any:
+    """The value of an option: an object that has ``method``, by its name in ``table`` or itself.
+
+    Raises:
+      ValueError: the value is neither.
+    """
     value = table.get(value, value) if isinstance(value, str) else value
     if not hasattr(value, method):
         raise ValueError(
-            f"{what} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
+            f"{option} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
         )
     return value
 
 
 def _check_stops(lm: LM, options: Options) -> None:
+    """Raises ValueError if a stop string is empty or no string, or if the model has no tokenizer to find strings."""
     if options.stop is not None and lm.tokenizer is None:
         raise ValueError("stop strings need a tokenizer, and the model has none; use eos_token_id")
     if not all(isinstance(s, str) and s for s in stop_strings(options)):
-        raise ValueError(f"stop must be a non-empty string or a list of such, got {options.stop!r}")
+        raise ValueError(f"stop must be a non-empty string or a list of non-empty strings, got {options.stop!r}")
     for text in stop_strings(options):
         check_unicode("stop", text)
 
 
 def _dated(lm: LM, given: Any, options: Options) -> Options:
-    """The options with today's date, if a chat template asks for the date and none is given: the result states it."""
+    """The options, with today's date if the chat template asks for the date and the user gave none.
+
+    The result states this date, so that the run can be repeated on another day.
+    """
     in_chat = options.chat or any(map(is_conversation, prompts.listed(given)))
     if in_chat and options.date is None and lm.tokenizer is not None and lm.tokenizer.asks_for_date:
         return dataclasses.replace(options, date=datetime.date.today().isoformat())

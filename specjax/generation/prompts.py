@@ -1,4 +1,4 @@
-"""From prompts as users write them to token ids, with every check."""
+"""Turns prompts as users write them into token ids, with every check."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from specjax.text.chat import is_conversation
 
 
 def on_host(prompts: Any) -> Any:
-    """The same prompts with numbers and lists in place of JAX arrays."""
+    """The same prompts, with Python lists and numbers in place of JAX arrays."""
     if isinstance(prompts, jax.Array):
         return np.asarray(prompts).tolist()
     return [on_host(prompt) for prompt in prompts] if isinstance(prompts, list | tuple) else prompts
 
 
 def listed(prompts: Any) -> list:
-    """One prompt, or several, as a list. Raises ValueError if there is none."""
+    """One prompt or several prompts as a list. Raises ValueError if there is no prompt."""
     if isinstance(prompts, str) or is_conversation(prompts):
         return [prompts]
     if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
@@ -39,12 +39,21 @@ def encode_prompts(
     date: str | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> list[list[int]]:
-    """Token ids of each prompt; the arguments are those of :class:`Options`.
+    """The token ids of each prompt.
+
+    Args:
+      lm: the target model.
+      prompts: as in :func:`specjax.prepare`.
+      chat, parse_special, tools, date, chat_template_kwargs: as in :class:`Options`.
 
     Raises:
-      ValueError: no prompt, an empty one, a type other than str, conversation or list of ids, an id outside the
-        vocabulary, text without a tokenizer, text that isn't Unicode, ``chat`` with token ids, or arguments of the chat
-        template without a chat.
+      ValueError: one of these holds.
+        - There is no prompt, or a prompt is empty.
+        - A prompt is neither a string, nor a conversation, nor a list of token ids.
+        - A token id is outside the vocabulary, or a prompt is longer than the model's context.
+        - A prompt is text, and the model has no tokenizer, or the text is not valid Unicode.
+        - ``chat`` is set, and a prompt is a list of token ids.
+        - An argument for the chat template is given, and no prompt uses the chat template.
     """
     if parse_special not in (None, False, True):
         raise ValueError(f"parse_special must be True, False or None, got {parse_special!r}")
@@ -72,11 +81,13 @@ def encode_prompts(
 
 
 def _text_ids(lm: LM, row: int, prompt: Any, chat: bool, parse_special: bool | None, template: dict) -> list[int]:
-    """Token ids of a text or conversation. Raises ValueError, naming the prompt."""
+    """The token ids of a text or a conversation. Raises ValueError, which names the prompt."""
     if lm.tokenizer is None:
         raise ValueError(f"prompt {row} is text, but the model has no tokenizer; pass token ids")
     if not prompt:
-        raise ValueError(f"prompt {row} is empty; to start from nothing but a BOS token, pass [[its id]]")
+        raise ValueError(
+            f"prompt {row} is empty; to start from a BOS token alone, pass a list that holds its id: [[bos_token_id]]"
+        )
     switch = {} if parse_special in (None, not chat) else {"parse_special": parse_special}
     try:
         return (
@@ -89,9 +100,9 @@ def _text_ids(lm: LM, row: int, prompt: Any, chat: bool, parse_special: bool | N
 
 
 def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
-    """Raises ValueError for a prompt that the model can't read."""
+    """Raises ValueError if a prompt is empty, longer than the model's context, or has an id outside the vocabulary."""
     if not ids:
-        raise ValueError(f"prompt {row} is empty; at least one token is needed to condition on")
+        raise ValueError(f"prompt {row} is empty; give at least one token")
     outside = [token for token in ids if not 0 <= token < lm.vocab_size]
     if outside:
         text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
@@ -100,6 +111,5 @@ def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
         )
     if len(ids) > lm.max_positions:
         raise ValueError(
-            f"prompt {row} has {len(ids)} tokens, more than the model's context of "
-            f"{lm.max_positions}; shorten it"
+            f"prompt {row} has {len(ids)} tokens, more than the model's context of {lm.max_positions}; shorten it"
         )

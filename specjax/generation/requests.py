@@ -1,4 +1,4 @@
-"""From token ids and options to the arrays of a request, with every check, on the host."""
+"""Turns token ids and options into the arrays of a request, with every check. All of this runs on the host."""
 
 import math
 from collections.abc import Sequence
@@ -30,20 +30,23 @@ from specjax.generation.stops import stop_ids
 from specjax.models import tuning
 from specjax.models.lm import LM
 
-MIN_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5  # lower temperatures count as 0
 
 
 def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> tuple[Request, jax.Array, int]:
-    """The request, the prompts' tokens i32[B, L], and the prefill chunk.
+    """Checks the options and builds the arrays of a request.
 
     Args:
       lm: the target.
-      prompts: token ids, from :func:`encode_prompts`.
-      options: the caller's.
-      headroom: tokens past the limit that a round may write: those of its widest block.
+      prompts: the token ids of each prompt, from :func:`encode_prompts`.
+      options: the user's options.
+      headroom: the number of tokens that a round may write past a row's limit. This is the widest block's length.
+
+    Returns:
+      The request, the prompts i32[B, L], and the number of tokens that a prefill call reads. This number divides L.
 
     Raises:
-      ValueError: naming the option, the value got and the values expected.
+      ValueError: an option can't be used. The message names the option, the value and the expected values.
     """
     batch, vocab = len(prompts), lm.vocab_size
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -67,27 +70,43 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
 
 
 def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tuple[int, int]:
-    """Tokens that a row has room for, and the prefill chunk, which divides them."""
+    """The capacity and the prefill chunk, which divides the capacity.
+
+    Args:
+      lm: the target.
+      asked: the option ``capacity``, or None.
+      longest: the length of the longest prompt.
+      limit: the largest length at which a row ends.
+      headroom: the number of tokens that a round may write past a row's limit.
+
+    Raises:
+      ValueError: ``asked`` is too small, or no integer.
+    """
     needed = limit + headroom
     if asked is not None:
         if not (is_int(asked) and asked >= needed):
             raise ValueError(
                 f"capacity must be an integer of at least {needed}: prompt, max_new_tokens, and {headroom} for a block "
-                f"of drafted tokens and one more; got {asked!r}"
+                f"of drafted tokens and one more; got {asked!r}; give a larger capacity or leave it out"
             )
-        longest = needed = min(int(asked), lm.max_positions + headroom)  # no text is longer
+        longest = needed = min(int(asked), lm.max_positions + headroom)  # a text never needs more
     chunk = tuning.prefill_chunk(longest=longest)
     return bucket(needed, chunk), chunk
 
 
 def bucket(needed: int, multiple: int) -> int:
-    """Capacity for ``needed`` tokens: a power of two, or one and a half, so that few programs serve all lengths."""
+    """A capacity for ``needed`` tokens, rounded up to a multiple of ``multiple``.
+
+    Before this rounding the capacity is a power of two, or one and a half times a power of two, and at least 128. Few
+    programs thus serve all lengths.
+    """
     size = 128
     while size < needed:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return -(-size // multiple) * multiple
 
 
+# The options that take a number for each row, and the numbers that each one takes.
 NUMBERS = {
     "temperature": real(0.0, 0, STRONGEST),
     "top_k": integer(-1, " (0 and -1 are off)"),
@@ -106,17 +125,17 @@ NUMBERS = {
 def sampling_params(
     options: Options, batch: int, vocab: int, known: np.ndarray | None = None, stop_ids: np.ndarray | None = None
 ) -> SamplingParams:
-    """Checks and packs the sampling options; transforms that no row uses stay None.
+    """Checks the sampling options and packs them into arrays. A parameter that no row uses is None.
 
     Args:
-      options: the caller's.
+      options: the user's options.
       batch: B.
       vocab: V.
-      known: bool[V], the ids that may be generated at all; None: every id.
-      stop_ids: i32[B, E], padded with NO_TOKEN; ``min_new_tokens`` forbids them. None: there are none.
+      known: bool[V], the ids that may be generated; None: every id.
+      stop_ids: i32[B, E], the stop tokens that ``min_new_tokens`` forbids, padded with NO_TOKEN; None: there are none.
 
     Raises:
-      ValueError: naming the option, the value got and the values expected.
+      ValueError: an option can't be used. The message names the option, the value and the expected values.
     """
     values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
     temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
@@ -136,6 +155,7 @@ def sampling_params(
 
 
 def _new_tokens(value: Any, batch: int) -> np.ndarray:
+    """The largest number of new tokens of each row, from the option ``max_new_tokens``. -> i64[B]."""
     values = per_row("max_new_tokens", value, batch)
     for v in values:
         if v is not None and not (is_int(v) and v >= -1):
@@ -147,7 +167,7 @@ def _new_tokens(value: Any, batch: int) -> np.ndarray:
 
 
 def _check_least(options: Options, batch: int) -> None:
-    """Raises ValueError if a row must have more new tokens than it may."""
+    """Raises ValueError if ``min_new_tokens`` of a row is above its ``max_new_tokens``."""
     bounds = (per_row(name, getattr(options, name), batch) for name in ("min_new_tokens", "max_new_tokens"))
     for row, (least, most) in enumerate(zip(*bounds, strict=True)):
         if is_int(least) and most is not None and 0 <= most < least:
@@ -155,7 +175,7 @@ def _check_least(options: Options, batch: int) -> None:
 
 
 def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> TokenBias | None:
-    """The biases of each row; ``unknown`` ids are forbidden in every row."""
+    """The biases of each row, from the option ``logit_bias``. The ids in ``unknown`` are forbidden in every row."""
     rows = per_row("logit_bias", value, batch)
     if not unknown and all(row is None for row in rows):
         return None
@@ -177,7 +197,10 @@ def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> T
 
 
 def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> jax.Array | None:
-    """The tokens that each row may have, i32[B, A]; a row without a list allows all."""
+    """The tokens that each row may generate, from the option ``allowed_token_ids``. -> i32[B, A].
+
+    A row of NO_TOKEN alone allows all tokens. The result is None if every row allows all tokens.
+    """
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
     rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
     if all(row is None for row in rows):
@@ -187,8 +210,8 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> ja
         ids = None if given is None else sorted(set(given))
         if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(
-                f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {given!r}: nothing could "
-                "be generated"
+                f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {given!r}; give ids of the "
+                "vocabulary, or None to allow every token"
             )
         listed.append([token for token in ids or () if known is None or known[token]])
         if ids is not None and not listed[-1]:
@@ -200,12 +223,15 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> ja
 
 
 def _id_lists(rows: Sequence[Sequence[int]]) -> jax.Array:
-    """Lists of ids as i32[B, E], padded with NO_TOKEN."""
+    """Lists of ids as one array, padded with NO_TOKEN. -> i32[B, E]."""
     return jnp.asarray(_padded(rows, NO_TOKEN, np.int32))
 
 
 def _padded(rows: Sequence[Sequence[Any]], filler: Any, dtype: Any) -> np.ndarray:
-    """Lists as an array [B, E], where E is a power of two, so that longer lists seldom compile anew."""
+    """Lists as one array [B, E], padded with ``filler``.
+
+    E is a power of two and at least 4. A slightly longer list thus seldom needs another compiled program.
+    """
     longest = max(map(len, rows))
     padded = np.full((len(rows), max(4, 1 << max(0, longest - 1).bit_length())), filler, dtype)
     for line, row in zip(padded, rows, strict=True):

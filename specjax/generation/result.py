@@ -1,4 +1,4 @@
-"""What ``generate`` returns and ``stream`` yields."""
+"""The values that a user gets back: a ``Result`` from ``generate``, and ``Event``s from ``stream``."""
 
 import dataclasses
 
@@ -7,19 +7,29 @@ from specjax.generation.metrics import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was generated; entry i of every list belongs to prompt i."""
+    """The output of all prompts. In a list with one entry for each prompt, entry i belongs to prompt i."""
 
-    tokens: list[list[int]]  # new tokens, a stop token included
-    texts: list[str] | None  # their text without special tokens; None if the model has no tokenizer
-    finish_reasons: list[str | None]  # "stop" (stop token or stop string), "length"; None: the stream was left early
+    # The new tokens of each prompt. A stop token is included.
+    tokens: list[list[int]]
+    # The text of the new tokens, without special tokens. None if the model has no tokenizer.
+    texts: list[str] | None
+    # Why each row ended: "stop" (a stop token or a stop string) or "length". None: the stream was left early.
+    finish_reasons: list[str | None]
+    # How many tokens were drafted and accepted, for each prompt.
     metrics: list[Metrics]
-    logprobs: list[list[float]] | None  # natural log, under the model's raw logits; None unless asked for
+    # The natural logarithm of each new token's probability under the model's raw logits. None unless asked for.
+    logprobs: list[list[float]] | None
+    # The token ids of each prompt.
     prompt_tokens: list[list[int]]
-    stop_token_ids: list[int]  # a row ends at these
-    date: str | None  # the date that the chat template was told; None: the template asked for none
-    seconds: dict[str, float]  # wall time of "prefill" and "decode", with compilation unless ``warmup`` came first
-    seeds: list[int] = dataclasses.field(default_factory=list)  # with these the rows can be replayed
-    # For each token the likeliest ones at its position, (id, log-probability) pairs; None unless asked for.
+    # The tokens that end a row, the same for all prompts.
+    stop_token_ids: list[int]
+    # The date that the chat template was given, in ISO format. None: no template asked for a date.
+    date: str | None
+    # The wall time of "prefill" and of "decode" in seconds. Compilation is included unless ``warmup`` was called.
+    seconds: dict[str, float]
+    # The seed of each row. The same seed gives the same row again.
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    # For each new token, the likeliest tokens at its position as (id, log-probability) pairs. None unless asked for.
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
 
 
@@ -27,18 +37,26 @@ class Result:
 class Event:
     """One token of a stream."""
 
+    # The index of the prompt.
     row: int
+    # The token's id.
     token: int
-    text: str  # what this token adds; "" while a character is incomplete
-    from_draft: bool  # drafted and accepted, or the target's own
-    finish_reason: str | None  # set on a row's last token
-    origin: str  # "accepted", "correction", "bonus" or "plain": as of Metrics.origins
-    logprob: float | None = None  # as in ``Result``; None unless asked for
+    # The text that this token adds. "" while a character is incomplete.
+    text: str
+    # Whether the token was drafted and accepted. False: the token is the target's own.
+    from_draft: bool
+    # "stop" or "length" on the row's last token, else None.
+    finish_reason: str | None
+    # Where the token comes from: "accepted", "correction", "bonus" or "plain", as in ``Metrics.origins``.
+    origin: str
+    # The token's log-probability, as in ``Result.logprobs``. None unless asked for.
+    logprob: float | None = None
+    # The likeliest tokens at this position, as in ``Result.top_logprobs``. None unless asked for.
     top_logprobs: list[tuple[int, float]] | None = None
 
 
 class NoDistributionError(ValueError):
-    """A row was left without any token of finite logit; ``result`` holds what was generated until then."""
+    """No token of a row had a finite logit. ``result`` holds the tokens that were generated before."""
 
     def __init__(self, message: str, result: Result):
         super().__init__(message)

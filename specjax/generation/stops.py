@@ -1,4 +1,4 @@
-"""The tokens and the texts that end a row."""
+"""The tokens and the strings that end a row."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 def stop_strings(options: "Options") -> tuple[str, ...]:
+    """The strings of the option ``stop``."""
     return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
 
 
 def stop_token_ids(lm: Model, options: "Options") -> list[int]:
-    """The tokens that end a row: ``eos_token_id``, else the model's own; and stop strings that are special tokens.
+    """The tokens that end a row.
+
+    These are ``eos_token_id``, or without this option the model's own end-of-text tokens; with ``ignore_eos`` neither.
+    A stop string that is a special token of the tokenizer adds this token.
 
     Raises:
-      ValueError: ``eos_token_id`` is no id of the model.
+      ValueError: ``eos_token_id`` holds a value that is no id of the model.
     """
     given: Any = options.eos_token_id
     if options.ignore_eos:
@@ -32,17 +36,23 @@ def stop_token_ids(lm: Model, options: "Options") -> list[int]:
         for token in ids:
             if not (is_int(token) and 0 <= token < lm.vocab_size):
                 raise ValueError(
-                    f"eos_token_id must be an id below the vocabulary size {lm.vocab_size}, or a list of such, "
+                    f"eos_token_id must be an id below the vocabulary size {lm.vocab_size}, or a list of such ids, "
                     f"got {given!r}"
                 )
-    for text in stop_strings(options):  # a special token prints nothing, so its text is never found
+    for text in stop_strings(options):  # a special token adds no text, so a search of the text would never find it
         token = lm.tokenizer.special_id(text)  # type: ignore[union-attr]
         ids += [] if token is None else [token]
     return list(dict.fromkeys(ids))
 
 
 def stop_ids(lm: Model, options: "Options", batch: int) -> np.ndarray:
-    """i32[B, E], with E a multiple of 4 so that one more stop token seldom compiles anew."""
+    """The tokens that end each row, the same in every row, padded with NO_TOKEN. -> i32[B, E].
+
+    E is a multiple of 4. One more stop token thus seldom needs another compiled program.
+
+    Raises:
+      ValueError: ``eos_token_id`` holds a value that is no id of the model.
+    """
     ids = stop_token_ids(lm, options)
     padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)
     padded[: len(ids)] = ids

@@ -1,4 +1,4 @@
-"""A running request, token by token."""
+"""A running request that gives its tokens one by one."""
 
 import time
 from collections.abc import Iterator
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """An iterator of :class:`Event` over a running request. Leaving it early is fine."""
+    """An iterator over a running request: one :class:`Event` for each token. The caller may stop iterating at any time.
+
+    Iterating raises NoDistributionError at the end if no token of a row had a finite logit.
+    """
 
     def __init__(self, job: "Job"):
         self._job = job
         self._rows = [Completion(job) for _ in job.prompts]
         waits = per_row("min_new_tokens", job.options.min_new_tokens, len(job.prompts))
-        self._least = [least or 0 for least in waits]  # new tokens before a stop string counts
-        self._infos: list[RoundInfo] = []  # of NumPy arrays
+        self._least = [least or 0 for least in waits]  # the number of new tokens before a stop string may end each row
+        self._infos: list[RoundInfo] = []  # the rounds so far, in NumPy arrays
         self._trace: list[list[dict]] = [[] for _ in job.prompts]
-        self._described = 0  # so many of the infos are in the trace
+        self._described = 0  # the number of rounds that the trace holds
         self._seconds = {"prefill": 0.0, "decode": 0.0}
         self._events = self._run()
 
@@ -41,12 +44,19 @@ class Stream:
         return next(self._events)
 
     def result(self) -> Result:
-        """What has been streamed so far."""
+        """The result of all tokens so far.
+
+        Raises:
+          NoDistributionError: no token of a row had a finite logit.
+        """
         return result_of(self._job, self._rows, self._seconds)
 
     @property
     def trace(self) -> list[list[dict]]:
-        """Each row's rounds so far, as in the record of a run (``specjax.record.ROUND``), up to the last token read."""
+        """For each row, its rounds up to the last token that the caller has read.
+
+        A round is a dict with the keys of ``specjax.record.ROUND``.
+        """
         for info in self._infos[self._described :]:
             rounds = trace.rounds_of(info, self._job.decoder.target.tokenizer)
             for row, entry in zip(self._trace, rounds, strict=True):
@@ -56,6 +66,7 @@ class Stream:
         return [trace.cut(rounds, len(prompt) + len(row.tokens)) for rounds, row, prompt in known]
 
     def _run(self) -> Iterator[Event]:
+        """Runs prefill and then rounds, and yields the tokens of each round."""
         decoder, request, began = self._job.decoder, self._job.request, time.perf_counter()
         state = self._job.start()
         running = np.asarray(request.limit) > np.asarray(request.prompt_lengths)
@@ -68,7 +79,8 @@ class Stream:
         began = time.perf_counter()
         state, info = decoder.round(state)
         while True:
-            state, following = decoder.round(state)  # dispatched before the last is read, so the device never waits
+            # The next round is dispatched before the host reads the last one, so that the device never waits.
+            state, following = decoder.round(state)
             info = jax.device_get(info)
             self._seconds["decode"] = time.perf_counter() - began
             self._infos.append(info)
@@ -81,9 +93,10 @@ class Stream:
             if any(row.text and row.text.stopped for row in self._rows):  # the device knows nothing of stop strings
                 state = rows.release(state, jnp.asarray(ended))
             info = following
-        self.result()  # raises if a row failed
+        self.result()  # raises NoDistributionError if a row failed
 
     def _advance(self, index: int, row: Completion, info: RoundInfo) -> Iterator[Event]:
+        """Adds the tokens of one round to one row, and yields an event for each token."""
         row.failed = bool(info.failed[index])
         if row.failed:
             return
@@ -100,15 +113,13 @@ class Stream:
                 row.finish_reason = row.reason_of_end(self._job, index)
             if row.text and row.finish_reason:
                 piece += row.text.flush()
-            own, top = row.logprobs[-1] if row.logprobs else None, row.top[-1] if row.top else None
-            yield Event(
-                index, row.tokens[-1], piece, i < accepted, row.finish_reason, origins[i], logprob=own, top_logprobs=top
-            )
+            logprob, top = row.logprobs[-1] if row.logprobs else None, row.top[-1] if row.top else None
+            yield Event(index, row.tokens[-1], piece, i < accepted, row.finish_reason, origins[i], logprob, top)
             if row.finish_reason:
                 return
 
     def _text(self, index: int, row: Completion) -> str:
-        """What the row's last token adds to its text; a stop string may end the row."""
+        """The text that the row's last token adds. A stop string in the text ends the row."""
         if row.text is None:
             return ""
         row.text.watching = len(row.tokens) > self._least[index]

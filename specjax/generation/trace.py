@@ -1,4 +1,7 @@
-"""Rounds as people and programs read them: what was drafted, with q and p, its fate, and the target's own token."""
+"""Rounds in a form that people and programs can read.
+
+Each round says which tokens were drafted, their q and p, which of them were accepted, and the target's own token.
+"""
 
 import bisect
 from collections.abc import Sequence
@@ -11,7 +14,12 @@ GREEN, RED, BLUE, RESET = "\033[32m", "\033[9;31m", "\033[34m", "\033[0m"
 
 
 def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
-    """One JSON-ready dict a row, of the keys of ``specjax.record.ROUND``; None for a row that committed nothing."""
+    """For each row, a dict that JSON can hold, with the keys of ``specjax.record.ROUND``. None: no token committed.
+
+    Args:
+      info: the round, in NumPy arrays.
+      tokenizer: the target's tokenizer; None: the text of a token is its id.
+    """
     entries: list[dict | None] = []
     for row, committed in enumerate(info.committed.tolist()):
         if not committed:
@@ -44,7 +52,11 @@ def rounds_of(info: RoundInfo, tokenizer: Any | None) -> list[dict | None]:
 
 
 def cut(rounds: Sequence[dict], end: int) -> list[dict]:
-    """The rounds that gave a row's tokens before position ``end``; what lies past it counts as not accepted."""
+    """The rounds of a row up to position ``end``.
+
+    Rounds that start at ``end`` or later are left out. If the last round reaches past ``end``, its drafted tokens from
+    ``end`` on count as not accepted, and its own token is removed.
+    """
     kept = list(rounds[: bisect.bisect_left(rounds, end, key=lambda entry: entry["position"])])
     if kept:  # only the last can reach past the end
         last, left = kept[-1], end - kept[-1]["position"]
@@ -55,11 +67,15 @@ def cut(rounds: Sequence[dict], end: int) -> list[dict]:
 
 
 def text_of(tokenizer: Any | None, token: Any) -> str:
+    """The text of a token, special tokens included. Without a tokenizer: the token's id."""
     return str(int(token)) if tokenizer is None else tokenizer.decode([int(token)], skip_special_tokens=False)
 
 
 def line(entry: dict, colour: bool) -> str:
-    """One line of text for a round (specjax.record.ROUND)."""
+    """One line of text for a round, a dict with the keys of ``specjax.record.ROUND``.
+
+    With ``colour``, terminal colours say which drafted tokens were accepted; without, words do.
+    """
     parts = []
     for draft in entry["drafted"]:
         fate = "accepted" if draft["accepted"] else "rejected"

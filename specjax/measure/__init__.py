@@ -1,1 +1,1 @@
-"""Measuring: what decoding costs, how often drafts are right, and benchmarks of both."""
+"""Measures the cost of decoding and how often drafts are right, and benchmarks both."""

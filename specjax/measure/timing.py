@@ -1,4 +1,4 @@
-"""What the parts of a round cost, each timed by itself on a job's own prompts and models."""
+"""Times the parts of a round one by one, on a job's own prompts and models."""
 
 import dataclasses
 import statistics
@@ -26,9 +26,11 @@ from specjax.models.model import Model
 
 @dataclasses.dataclass(frozen=True)
 class Given(Stateless):
-    """Proposes one fixed draft for nothing, so that a round of it is all but the drafting."""
+    """Proposes a fixed draft at no cost. The time of a round is then that of everything but the drafting."""
 
+    # The draft that is proposed in every round.
     draft: Draft
+    # The plan, which must fit the draft.
     given_plan: Plan
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
@@ -46,18 +48,19 @@ jax.tree_util.register_dataclass(Given, data_fields=["draft"], meta_fields=["giv
 
 
 def calls(job: Job, count: int = 4, repeats: int = 7) -> dict[str, Any]:
-    """Median seconds of a plain step, of drafting K tokens, and of the rest of a round by the width of its block.
+    """The median seconds of a plain step, of drafting K tokens, and of the rest of a round.
 
-    Each is repeated on the device after the prompts, with its own draft of real tokens: ``count`` times in one
-    program, so that the host's share is left out, and ``repeats`` such programs after one that compiles.
+    Each part runs after the prompts, with a draft of real tokens. A program repeats the part ``count`` times on the
+    device, so that the host's share is left out. The program runs ``repeats`` times, after one run that compiles.
 
     Args:
       job: from :func:`specjax.prepare`.
-      count: repetitions in one program.
-      repeats: timed runs of the program.
+      count: the number of repetitions in one program.
+      repeats: the number of timed runs of a program.
 
     Returns:
-      ``plain_step``, ``draft`` and ``verify``: a dict from block width ("1" to K + 1) to seconds.
+      "plain_step" and "draft" in seconds; and "verify", a dict from the width of the verified block in tokens ("1" to
+      N + 1) to seconds.
     """
     decoder, state = job.decoder, _endless(job)
     drafter_state, state = state.drafter, state._replace(drafter=())
@@ -80,17 +83,18 @@ def calls(job: Job, count: int = 4, repeats: int = 7) -> dict[str, Any]:
 
 
 def plain_step(job: Job, count: int = 4, repeats: int = 2) -> float:
-    """Median seconds of a plain step after the prompts: the first of :func:`calls`, alone."""
+    """The median seconds of a plain step after the prompts, as in :func:`calls`, which also times the other parts."""
     program = partial(_rounds, _plain(job.decoder), count=count)
     return _seconds(program, _endless(job)._replace(drafter=()), count, repeats)[0]
 
 
 def _plain(decoder: Decoder) -> Decoder:
+    """The decoder that decodes plainly with the same target."""
     return dataclasses.replace(decoder, drafter=NoDraft(), num_speculative_tokens=0)
 
 
 def _endless(job: Job) -> DecodeState:
-    """The state after the prompts, with room for one whole block a row and nothing that ends a row."""
+    """The state after the prompts. Each row has room for one whole block, and no stop token ends a row."""
     state = job.start()
     request = state.request._replace(
         limit=state.lengths + job.decoder.num_speculative_tokens + 1,
@@ -100,7 +104,10 @@ def _endless(job: Job) -> DecodeState:
 
 
 def _seconds(program: Callable, carry: Any, count: int, repeats: int) -> tuple[float, Any]:
-    """Median seconds of one of the ``count`` repetitions in program(carry) -> carry, and the last carry."""
+    """Times ``program``, which maps a carry to the next carry and repeats its work ``count`` times.
+
+    -> the median seconds of one repetition, and the last carry.
+    """
     carry = jax.block_until_ready(program(carry))
     times = []
     for _ in range(repeats):
@@ -112,7 +119,11 @@ def _seconds(program: Callable, carry: Any, count: int, repeats: int) -> tuple[f
 
 @partial(jax.jit, static_argnames="count", donate_argnames="state")
 def _rounds(decoder: Decoder, state: DecodeState, *, count: int) -> DecodeState:
-    """The same round again and again: what a round writes depends on the last one, and its lengths are reset."""
+    """The same round ``count`` times.
+
+    The lengths are reset after each round. The written tokens and entries stay, so that each round depends on the round
+    before.
+    """
 
     def body(_, state: DecodeState) -> DecodeState:
         new, _ = rounds.round(decoder, state)
@@ -123,7 +134,7 @@ def _rounds(decoder: Decoder, state: DecodeState, *, count: int) -> DecodeState:
 
 @partial(jax.jit, donate_argnames="state")
 def _first(decoder: Decoder, state: DecodeState) -> tuple[DecodeState, Draft, Outcome]:
-    """A draft, the state after it, and what the drafter is told if nothing of it is kept."""
+    """The state after drafting, the draft, and the outcome of a round that accepts nothing of the draft."""
     lengths = state.cache.lengths
     draft, state = rounds.propose(decoder, state)
     scored = rounds.score(decoder, state, draft)
@@ -138,11 +149,12 @@ def _first(decoder: Decoder, state: DecodeState) -> tuple[DecodeState, Draft, Ou
 def _drafts(
     decoder: Decoder, carry: tuple[DecodeState, Draft], *, outcome: Outcome, count: int
 ) -> tuple[DecodeState, Draft]:
-    """Drafting, and the drafter's rollback of the draft, again and again."""
+    """Drafts ``count`` times. Before each draft the drafter rolls back the draft before."""
 
     def body(_, carry: tuple[DecodeState, Draft]) -> tuple[DecodeState, Draft]:
         state, draft = carry
-        # Past its length a row holds nothing that matters; with the last draft there no repetition is loop-invariant.
+        # The tokens past a row's length do not matter. The last draft is written there, so that the compiler can't move
+        # the work out of the loop.
         rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
         state = state._replace(tokens=state.tokens.at[rows, state.lengths].set(draft.tokens[:, 0]))
         own = decoder.drafter.commit(decoder.target, state.drafter, state, outcome)

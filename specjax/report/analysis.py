@@ -1,6 +1,6 @@
-"""The figures behind the report: what was accepted where, and the measured speedup taken apart.
+"""The figures of the report: how many tokens were accepted at each position, and the parts of the measured speedup.
 
-Rows of a batch share their rounds, so a batch's time goes by its longest row, as plain decoding's does.
+The rows of a batch share their rounds, so the longest row sets the time of a batch. The same holds for plain decoding.
 """
 
 import dataclasses
@@ -12,15 +12,20 @@ from specjax.generation.metrics import Metrics, Totals
 
 
 def all_metrics(record: dict) -> list[Metrics]:
+    """The metrics of each completion."""
     return [Metrics.from_dict(completion["metrics"]) for completion in record["completions"]]
 
 
 def totals(record: dict) -> Totals:
+    """The counts of all completions together."""
     return Totals.of(all_metrics(record))
 
 
 def positions(record: dict) -> list[tuple[int, int]]:
-    """For each position in the draft, how many tokens there were judged (all before them accepted) and accepted."""
+    """For each position in the draft, the number of judged tokens and the number of accepted tokens there.
+
+    A token is judged if all tokens before it in the draft were accepted.
+    """
     found = [[0, 0] for _ in range(record["settings"]["num_speculative_tokens"])]
     for metrics in all_metrics(record):
         refused = metrics.num_judged_tokens - metrics.num_accepted_tokens
@@ -28,14 +33,14 @@ def positions(record: dict) -> list[tuple[int, int]]:
             for i in range(accepted):
                 found[i][0] += 1
                 found[i][1] += 1
-            if accepted < drafted and refused:  # a last step that the end cut short refused nothing
+            if accepted < drafted and refused:  # if the end cut the last step short, the step refused nothing
                 found[accepted][0] += 1
                 refused -= 1
     return [(judged, accepted) for judged, accepted in found]
 
 
 def histogram(record: dict) -> tuple[int, list[int]]:
-    """Plain steps, and how many speculative steps accepted exactly 0..K drafted tokens."""
+    """The number of plain steps; and for n = 0..K, the number of speculative steps that accepted exactly n tokens."""
     plain, counts = 0, [0] * (record["settings"]["num_speculative_tokens"] + 1)
     for metrics in all_metrics(record):
         for accepted, drafted in zip(metrics.per_step_accepted, metrics.per_step_drafted, strict=True):
@@ -47,7 +52,7 @@ def histogram(record: dict) -> tuple[int, list[int]]:
 
 
 def widths(record: dict) -> list[int]:
-    """The width of each round's verified block in tokens, of those that were timed."""
+    """The width of each round's verified block in tokens: the smallest timed width that holds every row's draft."""
     timed = sorted(map(int, record["timing"]["calls"]["verify"]))
     rows = [completion["metrics"]["per_step_drafted"] for completion in record["completions"]]
     found = []
@@ -59,41 +64,60 @@ def widths(record: dict) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Speedup:
-    """The measured speedup over plain decoding, the predicted one, and what lies between.
+    """The measured speedup over plain decoding, the predicted speedup, and the steps from one to the other.
 
-    Seconds of decoding are ``rounds * plain_step + drafting + widening + rest``: one plain step a round, what drafting
-    adds, what verifying more than one token adds, and whatever else (the host, noise; it may be negative).
+    The seconds of decoding are the sum of four parts::
+
+        seconds = rounds * plain_step + drafting + widening + rest
+
+    ``rest`` is the time of the host between rounds, and noise. It may be negative.
     """
 
-    plain_step: float  # seconds
-    steps: int  # plain steps that the longest row would take: its tokens
+    # The seconds of a plain step.
+    plain_step: float
+    # The number of plain steps that the longest row would take. This is the number of its new tokens.
+    steps: int
+    # The number of rounds.
     rounds: int
-    drafted_rounds: int  # of them, with a draft
-    seconds: float  # of decoding, measured
+    # The number of rounds that had a draft.
+    drafted_rounds: int
+    # The measured seconds of decoding.
+    seconds: float
+    # The seconds of drafting in all rounds.
     drafting: float
+    # The seconds that verifying blocks took in all rounds, beyond a plain step for each round.
     widening: float
-    side_by_side: float | None  # times plain decoding, as --compare measured it
+    # The speedup over plain decoding that --compare measured. None: not measured.
+    side_by_side: float | None
+    # The acceptance rate. None: nothing was judged.
     alpha: float | None
-    cost: float | None  # c: a draft step over a plain step
-    size: int  # K
+    # c, the time of a draft step over the time of a plain step. None: not timed.
+    cost: float | None
+    # K.
+    size: int
 
     @property
     def rest(self) -> float:
+        """The seconds of decoding that no timed part explains: the host between rounds, and noise."""
         return self.seconds - self.rounds * self.plain_step - self.drafting - self.widening
 
     @property
     def measured(self) -> float:
+        """The measured speedup over plain decoding."""
         return self.side_by_side or self.steps * self.plain_step / self.seconds
 
     @property
     def predicted(self) -> float | None:
-        """Leviathan's theorem 3.8 at the measured alpha and c."""
+        """The speedup of theorem 3.8 (Leviathan et al. 2023) at the measured alpha and c."""
         if self.alpha is None or self.cost is None:
             return None
         return float(theory.walltime_factor(self.alpha, self.size, self.cost))
 
     def ladder(self) -> list[tuple[str, float, str]]:
-        """From the prediction to the measurement: name, times plain decoding, and what this rung takes into account."""
+        """From the prediction to the measurement, in steps of which each takes one more thing into account.
+
+        -> for each step its name, the speedup over plain decoding, and the reason in words.
+        """
         if self.predicted is None:
             return [("measured", self.measured, self.measured_how)]
         alpha, cost, size = self.alpha, self.cost, self.size
@@ -105,7 +129,7 @@ class Speedup:
             (
                 "tokens a round, equation 1",
                 expected,
-                f"were drafts free and a block's verification a plain step: alpha = {alpha:.3f}, K = {size}",
+                f"if drafts were free and verifying a block took a plain step: alpha = {alpha:.3f}, K = {size}",
             ),
             (
                 "theorem 3.8",
@@ -120,8 +144,8 @@ class Speedup:
             (
                 "tokens a round as they were",
                 plain / (self.rounds * self.plain_step + self.drafting),
-                f"{kept:.2f} were kept a round, not {covered:.2f}: acceptance is neither equal nor independent from "
-                "token to token, and a draft may be shorter than K",
+                f"a round kept {kept:.2f} tokens, not {covered:.2f}: acceptance differs from token to token and is not "
+                "independent, and a draft may be shorter than K",
             ),
             (
                 "verification as wide as it was",
@@ -132,20 +156,25 @@ class Speedup:
         ]
 
     def rest_in_words(self) -> str:
+        """The share of the rest in the seconds of decoding, and its cause."""
         share = self.rest / self.seconds
         if share < 0:
-            return f"none, the rounds took {-share:.0%} less than their parts timed alone, which is noise"
-        return f"{share:.0%}, the host between rounds, and noise"
+            return f"none; the rounds took {-share:.0%} less time than their parts timed alone, which is noise"
+        return f"{share:.0%}, which is the host between rounds, and noise"
 
     @property
     def measured_how(self) -> str:
+        """How the measured speedup was found."""
         if self.side_by_side:
             return "against plain decoding of the same prompts in the same process"
         return f"against {self.steps} plain steps of {self.plain_step * 1e3:.3g} ms, timed in the same process"
 
 
 def speedup(record: dict) -> Speedup | None:
-    """None if neither ``--profile`` nor ``--compare`` left anything to compare with, or nothing was generated."""
+    """The speedup of a run. None if the record has no times of plain decoding, or if nothing was generated.
+
+    The times of plain decoding come from the flags ``--profile`` and ``--compare``.
+    """
     timing: dict[str, Any] = record["timing"]
     metrics, calls, plain = all_metrics(record), timing.get("calls"), timing.get("plain") or {}
     steps = max((m.completion_tokens for m in metrics), default=0)
@@ -170,7 +199,7 @@ def speedup(record: dict) -> Speedup | None:
 
 
 def in_words(record: dict) -> list[str]:
-    """Why it was fast or slow, a sentence each."""
+    """Sentences that say how fast the run was, and why."""
     found, speed = totals(record), speedup(record)
     if not found.tokens:
         return ["Nothing was generated."]
@@ -178,15 +207,15 @@ def in_words(record: dict) -> list[str]:
     if speed:
         sentences.append(f"{speed.measured:.2f} times the speed of plain decoding, {speed.measured_how}.")
     sentences.append(
-        f"A target call kept {found.tokens / found.steps:.2f} tokens on average: {found.tokens} tokens took "
+        f"A target call gave {found.tokens / found.steps:.2f} tokens on average: {found.tokens} tokens took "
         f"{found.steps} calls."
     )
     if not found.drafted:
         return [*sentences, "Nothing was drafted: every call was a plain step."]
     sentences.append(
         f"{found.spec_steps} of the {found.steps} calls had a draft to verify, and {found.accepted} of {found.drafted} "
-        f"drafted tokens were accepted. A drafted token whose predecessors were accepted was accepted itself in "
-        f"{found.alpha:.0%} of cases."
+        f"drafted tokens were accepted. If all drafted tokens before a drafted token were accepted, that token was "
+        f"accepted too in {found.alpha:.0%} of cases."
     )
     if not (speed and record["timing"].get("calls")):
         return [*sentences, "Run generate.py with --profile to see where the time went."]
@@ -197,8 +226,12 @@ def in_words(record: dict) -> list[str]:
     }
     worst = max(costs, key=lambda name: costs[name])
     sentences.append(
-        f"Beside one plain step a round, most time went to {worst}: {costs[worst] / speed.seconds:.0%} of all."
+        f"Apart from one plain step in each round, most of the time went to {worst}: "
+        f"{costs[worst] / speed.seconds:.0%} of the decoding time."
     )
     if record["timing"]["streamed"] and speed.rest > 0.1 * speed.seconds:
-        sentences.append("The run was streamed; with --no-stream the host stays out of it, and no q and p are kept.")
+        sentences.append(
+            "The run was streamed. With --no-stream the host does nothing between rounds, but the record then has no q "
+            "and p."
+        )
     return sentences

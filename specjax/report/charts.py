@@ -1,53 +1,13 @@
-"""The report's pictures. One drawing each, for the page (SVG whose colours are the page's variables) and as PNG."""
-
-import dataclasses
-import io
-import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+"""The report's charts, each from the record of a run."""
 
 from specjax.report import analysis
+from specjax.report.drawing import COLOURS, Chart, whole_numbers
 
-# Drawn in these; the page's SVG names the variable instead, and its style sheet gives it a value for light and dark.
-# Distinct for colour-blind eyes (after Okabe and Ito), and at least 3 to 1 against either background.
-COLOURS = {
-    "accepted": "#0072b2",
-    "correction": "#c44f00",
-    "bonus": "#00805c",
-    "plain": "#6b7280",
-    "draft": "#a8488a",
-    "wide": "#7a5c00",
-    "ink": "#1f2328",
-    "faint": "#d0d7de",
-    "back": "#ffffff",
-}
-SHOWN = 200  # rounds in the pictures that show rounds one by one
-
-
-@dataclasses.dataclass(frozen=True)
-class Chart:
-    """One picture and its text alternative.
-
-    Args:
-      name: of the file.
-      title, text: what it shows, in words that stand for it.
-      header, rows: its numbers.
-      size: inches.
-      draw: draws it on a matplotlib Axes.
-    """
-
-    name: str
-    title: str
-    text: str
-    header: tuple[str, ...]
-    rows: list[tuple]
-    size: tuple[float, float]
-    draw: Callable
+SHOWN = 200  # the largest number of rounds in a chart that shows rounds one by one
 
 
 def charts(record: dict) -> list[Chart]:
-    """All that the record has data for."""
+    """All charts that the record has data for."""
     drafted = analysis.totals(record).drafted
     timed = record["timing"].get("calls") and analysis.speedup(record)
     found = [_time_line(record), _costs(record)] if timed else []
@@ -58,74 +18,8 @@ def charts(record: dict) -> list[Chart]:
     return found
 
 
-def svg(chart: Chart) -> str:
-    """An inline SVG that scales, with title and description, and the page's colours."""
-    text = io.StringIO()
-    _save(chart, text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    body = text.getvalue()
-    body = re.sub(r"<metadata>.*?</metadata>", "", body[body.index("<svg") :], flags=re.DOTALL)
-    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.name}-", body)  # ids are the page's, not the picture's
-    for name, colour in COLOURS.items():
-        body = body.replace(colour, f"var(--{name})")
-    width, height = (round(96 * inches) for inches in chart.size)
-    head = (
-        f'<svg viewBox="0 0 {72 * chart.size[0]:g} {72 * chart.size[1]:g}" width="{width}" height="{height}" '
-        f'role="img" aria-labelledby="{chart.name}-title {chart.name}-text" xmlns:xlink="http://www.w3.org/1999/xlink">'
-        f'<title id="{chart.name}-title">{chart.title}</title><desc id="{chart.name}-text">{chart.text}</desc>'
-    )
-    return head + body[body.index(">") + 1 :]
-
-
-def png(chart: Chart, path) -> None:
-    """Writes the picture, on white."""
-    _save(chart, path, format="png", dpi=160, facecolor=COLOURS["back"])
-
-
-def pngs(pictures: Sequence[Chart], folder: Path) -> list[Path]:
-    """Writes each into the folder, which is made if need be. Returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{picture.name}.png" for picture in pictures]
-    for picture, path in zip(pictures, paths, strict=True):
-        png(picture, path)
-    return paths
-
-
-def _save(chart: Chart, target, **how) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "specjax",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": COLOURS["ink"],
-        "axes.labelcolor": COLOURS["ink"],
-        "text.color": COLOURS["ink"],
-        "xtick.color": COLOURS["ink"],
-        "ytick.color": COLOURS["ink"],
-        "grid.color": COLOURS["faint"],
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-    }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=chart.size, layout="constrained")
-        axes = figure.subplots()
-        axes.set_axisbelow(True)
-        chart.draw(axes)
-        figure.savefig(target, **how)
-
-
-def _whole_numbers(axis) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
 def _time_line(record: dict) -> Chart:
-    """Leviathan et al. 2023, figure 5, with the times of this run."""
+    """The rounds of this run on a time line, beside plain decoding: as in Leviathan et al. 2023, figure 5."""
     calls, speed = record["timing"]["calls"], analysis.speedup(record)
     assert speed is not None
     rounds = analysis.widths(record)
@@ -158,15 +52,15 @@ def _time_line(record: dict) -> Chart:
         axes.tick_params(axis="y", length=0)
         axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
-    part = "" if whole else f" The first {SHOWN} of {len(rounds)} rounds."
+    part = "" if whole else f" The chart shows the first {SHOWN} of {len(rounds)} rounds."
     text = (
-        f"{len(shown)} rounds laid end to end against the {kept} plain steps that give the same tokens: "
-        f"{laid:.3g} s against {kept * calls['plain_step']:.3g} s. A plain step is {ms(calls['plain_step'])}, drafting "
-        f"{ms(calls['draft'])}, a verification "
+        f"{len(shown)} rounds, laid end to end, beside the {kept} plain steps that would give the same tokens: "
+        f"{laid:.3g} s against {kept * calls['plain_step']:.3g} s. A plain step takes {ms(calls['plain_step'])}, "
+        f"drafting takes {ms(calls['draft'])}, and a verification takes "
         + ", ".join(
             f"{ms(seconds)} for {width} token{'s'[: width != '1']}" for width, seconds in calls["verify"].items()
         )
-        + f"; each is the median of repetitions in the same process, not of the call drawn.{part}"
+        + f". Each time is the median of repetitions in the same process, and not the time of the single call.{part}"
     )
     return Chart("time-line", "Draft and verify calls against plain decoding", text, ("", "seconds"), [
         (name, f"{seconds:.3f}") for name, seconds in rows
@@ -174,7 +68,7 @@ def _time_line(record: dict) -> Chart:
 
 
 def completion_tokens(record: dict, rounds: int) -> list[int]:
-    """Tokens that each row has after so many rounds."""
+    """The number of new tokens that each row has after ``rounds`` rounds."""
     return [
         min(m.completion_tokens, sum(m.per_step_accepted[:rounds]) + len(m.per_step_accepted[:rounds]))
         for m in analysis.all_metrics(record)
@@ -182,10 +76,12 @@ def completion_tokens(record: dict, rounds: int) -> list[int]:
 
 
 def ms(seconds: float) -> str:
+    """Seconds as milliseconds with three digits."""
     return f"{seconds * 1e3:.3g} ms"
 
 
 def _costs(record: dict) -> Chart:
+    """The time of a new token, by part, beside a plain step."""
     speed = analysis.speedup(record)
     assert speed is not None
     one = speed.rounds * speed.plain_step
@@ -208,16 +104,16 @@ def _costs(record: dict) -> Chart:
         axes.set_yticks([1, 0], ["plain", "speculative"])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.5, 1.5)
-        axes.set_xlabel("time a token (ms)")
+        axes.set_xlabel("time of a token (ms)")
         axes.legend(loc="lower left", bbox_to_anchor=(-0.22, 1), ncols=1, borderaxespad=0.2)
 
     return Chart(
         "costs",
         "Where the time of a token went",
-        f"A plain step takes {ms(speed.plain_step)}. A token took {ms(speed.seconds / speed.steps)} here: "
+        f"A plain step takes {ms(speed.plain_step)}. In this run a token took {ms(speed.seconds / speed.steps)}: "
         + ", ".join(f"{name} {ms(seconds)}" for name, seconds in per_token.items())
         + ".",
-        ("", "ms a token", "share of decoding"),
+        ("", "ms per token", "share of decoding"),
         [(name, f"{per_token[name] * 1e3:.2f}", f"{seconds / speed.seconds:.1%}") for name, seconds, _ in parts],
         (4.4, 3.2),
         draw,
@@ -225,6 +121,7 @@ def _costs(record: dict) -> Chart:
 
 
 def _positions(record: dict) -> Chart:
+    """The share of accepted tokens at each position in the draft."""
     found, steps = analysis.positions(record), analysis.totals(record).spec_steps
     alpha = analysis.totals(record).alpha or 0.0
     place = range(1, len(found) + 1)
@@ -233,7 +130,7 @@ def _positions(record: dict) -> Chart:
     def draw(axes) -> None:
         axes.bar(place, reached, 0.7, color=COLOURS["accepted"], label="accepted")
         given = [(i, accepted / judged) for i, (judged, accepted) in zip(place, found, strict=True) if judged]
-        axes.plot(*zip(*given, strict=True), "D", color=COLOURS["correction"], label="accepted, if those before were")
+        axes.plot(*zip(*given, strict=True), "D", color=COLOURS["correction"], label="accepted, if all before it were")
         powers = [alpha**i for i in place]
         axes.plot(
             place, powers, "--", color=COLOURS["ink"], linewidth=1.2, label=f"alpha to the power of i, {alpha:.2f}"
@@ -242,15 +139,15 @@ def _positions(record: dict) -> Chart:
         axes.set_xlabel("position i in the draft")
         axes.set_ylabel("share of speculative steps")
         axes.grid(axis="y")
-        _whole_numbers(axes.xaxis)
+        whole_numbers(axes.xaxis)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.15, 1), borderaxespad=0.2)
 
     return Chart(
         "positions",
         "Acceptance by position",
         f"Of {steps} speculative steps, the first drafted token was accepted in {reached[0]:.0%} and the last, number "
-        f"{len(found)}, in {reached[-1]:.0%}. With an equal and independent alpha of {alpha:.2f} the bars would follow "
-        "the dashed line.",
+        f"{len(found)}, in {reached[-1]:.0%}. If every token were accepted with the same probability {alpha:.2f}, "
+        "independently of the others, the bars would follow the dashed line.",
         ("position", "accepted", "judged", "share of speculative steps", "share of judged"),
         [
             (i, accepted, judged, f"{accepted / steps:.3f}", f"{accepted / judged:.3f}" if judged else "none judged")
@@ -262,6 +159,7 @@ def _positions(record: dict) -> Chart:
 
 
 def _histogram(record: dict) -> Chart:
+    """How many target calls accepted each number of drafted tokens."""
     plain, counts = analysis.histogram(record)
     size = len(counts) - 1
 
@@ -281,15 +179,15 @@ def _histogram(record: dict) -> Chart:
         axes.set_xlabel("drafted tokens accepted")
         axes.set_ylabel("target calls")
         axes.grid(axis="y")
-        _whole_numbers(axes.xaxis)
-        _whole_numbers(axes.yaxis)
+        whole_numbers(axes.xaxis)
+        whole_numbers(axes.yaxis)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.15, 1), ncols=2, borderaxespad=0.2)
 
     return Chart(
         "histogram",
         "Accepted lengths",
-        f"Of {plain + sum(counts)} target calls, {plain} had no draft, {counts[0]} accepted nothing of theirs, and "
-        f"{counts[-1]} accepted all {size} tokens.",
+        f"Of {plain + sum(counts)} target calls, {plain} had no draft, {counts[0]} had a draft and accepted nothing of "
+        f"it, and {counts[-1]} accepted all {size} tokens.",
         ("drafted tokens accepted", "calls with a draft", "plain calls"),
         [(i, count, plain if i == 0 else 0) for i, count in enumerate(counts)],
         (4.4, 3.4),
@@ -298,6 +196,7 @@ def _histogram(record: dict) -> Chart:
 
 
 def _rounds(record: dict, row: int) -> Chart:
+    """The drafted and accepted tokens of each round of one row."""
     completion = record["completions"][row]
     metrics = analysis.all_metrics(record)[row]
     drafted, accepted = metrics.per_step_drafted[:SHOWN], metrics.per_step_accepted[:SHOWN]
@@ -313,8 +212,8 @@ def _rounds(record: dict, row: int) -> Chart:
         axes.set_xlabel("round")
         axes.set_ylabel("tokens")
         axes.set_xlim(0.3, len(drafted) + 0.7)
-        _whole_numbers(axes.xaxis)
-        _whole_numbers(axes.yaxis)
+        whole_numbers(axes.xaxis)
+        whole_numbers(axes.yaxis)
         lines = axes.get_legend_handles_labels()
         if with_entropy:
             right = axes.twinx()
@@ -326,11 +225,12 @@ def _rounds(record: dict, row: int) -> Chart:
         axes.legend(*lines, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
 
     empty = sum(d == 0 for d in drafted)
-    part = f" The first {SHOWN} of {metrics.num_steps} rounds." if metrics.num_steps > SHOWN else ""
+    more = metrics.num_steps > SHOWN
+    part = f" The chart shows the first {SHOWN} of {metrics.num_steps} rounds." if more else ""
     return Chart(
         f"rounds-{row}",
         "Drafted and accepted tokens, round by round",
-        f"{len(drafted)} rounds, {empty} of them without a draft; {max(drafted)} tokens drafted at most.{part}",
+        f"{len(drafted)} rounds, {empty} of them without a draft. A round drafted at most {max(drafted)} tokens.{part}",
         ("round", "drafted", "accepted", *(["entropy"] if with_entropy else [])),
         [
             (i + 1, drafted[i], accepted[i], *([entropy[i]] if with_entropy else []))

@@ -1,20 +1,21 @@
-"""The report's page: one HTML file without anything to fetch, for light and dark, wide and narrow."""
+"""The report's page: one HTML file that loads nothing else, for light and dark mode and for wide and narrow screens."""
 
 from html import escape
 from itertools import chain
 from typing import Any
 
 from specjax.report import analysis
-from specjax.report.charts import COLOURS, charts, svg
+from specjax.report.charts import charts
+from specjax.report.drawing import COLOURS, svg
 
 LEGEND = {
     "accepted": "drafted and accepted",
-    "correction": "correction: the target's own, after a refused token",
-    "bonus": "bonus: the target's own, after a draft accepted whole",
-    "plain": "plain: the target's own, nothing was drafted",
+    "correction": "correction: the target's own token, in place of a refused one",
+    "bonus": "bonus: the target's own token, after a draft that was accepted whole",
+    "plain": "plain: the target's own token, where nothing was drafted",
 }
 
-# The pictures' colours on a dark background.
+# The charts' colours on a dark background.
 DARK = {
     "accepted": "#56b4e9",
     "correction": "#ff9a57",
@@ -29,7 +30,7 @@ DARK = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """HTML of a checked record (specjax.record). Needs matplotlib."""
+    """The HTML page of a checked record (``specjax.record``). This needs matplotlib."""
     settings, environment = record["settings"], record["environment"]
     drafter = settings["drafter"]
     details = ", ".join(f"{key} {value}" for key, value in drafter.items() if key != "name")
@@ -45,7 +46,7 @@ def page(record: dict[str, Any]) -> str:
         f'<p class="quiet">{escape(subtitle)}</p>',
         f"<ul class=words>{''.join(f'<li>{escape(s)}</li>' for s in analysis.in_words(record))}</ul>",
         tiles(record),
-        "<h2>The text, and where each token comes from</h2>",
+        "<h2>The text, and the origin of each token</h2>",
         legend(record),
         *(completion(record, i, figures.get(f"rounds-{i}", "")) for i in range(len(record["completions"]))),
         f'<h2>Where the time went</h2>{ladder(record)}<div class="figures">{"".join(overall)}</div>' if overall else "",
@@ -56,19 +57,20 @@ def page(record: dict[str, Any]) -> str:
 
 
 def device(environment: dict) -> str:
-    """In words: a CPU by its model, since its device kind is only "cpu"."""
+    """The device in words. A CPU is named by its model, because its device kind is only "cpu"."""
     if environment["platform"] == "cpu":
         return f"{environment['cpu']}, {environment['cpu_count']} CPU cores"
     return environment["device"]
 
 
 def tiles(record: dict) -> str:
+    """The main figures of the run, each on a tile."""
     found, speed = analysis.totals(record), analysis.speedup(record)
     tiles = [
-        (f"{record['timing']['tokens_per_second']:.1f}", "tokens a second"),
-        (f"{speed.measured:.2f}" if speed else "not measured", "times plain decoding"),
-        (f"{found.tokens_per_step:.2f}" if found.steps else "none", "tokens a target call"),
-        (f"{found.alpha:.2f}" if found.judged else "none drafted", "alpha, acceptance of a judged token"),
+        (f"{record['timing']['tokens_per_second']:.1f}", "tokens per second"),
+        (f"{speed.measured:.2f}" if speed else "not measured", "times the speed of plain decoding"),
+        (f"{found.tokens_per_step:.2f}" if found.steps else "none", "tokens per target call"),
+        (f"{found.alpha:.2f}" if found.judged else "none drafted", "alpha, the acceptance rate of judged tokens"),
         (f"{found.mean_acceptance_length:.2f}" if found.spec_steps else "none", "mean acceptance length"),
     ]
     return (
@@ -77,6 +79,7 @@ def tiles(record: dict) -> str:
 
 
 def legend(record: dict) -> str:
+    """The origins of tokens with their looks and counts."""
     counts = {kind: sum(c["origins"].count(kind) for c in record["completions"]) for kind in LEGEND}
     entries = (
         f'<li><span class="token {kind}">token</span> {text} ({counts[kind]})</li>' for kind, text in LEGEND.items()
@@ -85,6 +88,7 @@ def legend(record: dict) -> str:
 
 
 def completion(record: dict, row: int, rounds_figure: str) -> str:
+    """The section of one prompt: the prompt, the text token by token, and the rounds."""
     entry = record["completions"][row]
     several = len(record["completions"]) > 1
     spans = (
@@ -97,7 +101,7 @@ def completion(record: dict, row: int, rounds_figure: str) -> str:
 {f"<h3>Prompt {row + 1}</h3>" if several else ""}
 <details><summary>Prompt, {entry["prompt_tokens"]} tokens</summary><pre>{escape(entry["prompt"])}</pre></details>
 <p class="text" tabindex="0" role="group" aria-label="The text; arrow keys move by token">{"".join(spans)}</p>
-<output class="about">Point at a token, or move with the arrow keys, to see what became of it.</output>
+<output class="about">Point at a token, or move to a token with the arrow keys, to read its story.</output>
 {rounds_figure}
 {f"<details><summary>All rounds, with q and p</summary>{rounds_table(rounds)}</details>" if rounds else ""}
 </section>"""
@@ -112,7 +116,7 @@ def tokens(entry: dict) -> list[tuple[str, str, str]]:
         piece = entry["pieces"][i] if entry.get("pieces") else f"{token} "
         if piece:
             shown = escape(piece).replace("\n", '<span class="mark">\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}</span>\n')
-        else:  # special tokens, and all but the last part of a character
+        else:  # a special token, or a part of a character that is not its last part
             readable = text if text and "\N{REPLACEMENT CHARACTER}" not in text else f"#{token}"
             shown = f'<span class="mark">{escape(readable)}</span>'
         found.append((shown, origin, f"token {i + 1}, id {token}: {story}"))
@@ -129,9 +133,8 @@ def stories_of(entry: dict) -> list[tuple[str, str]]:
         return found
     if entry["kind"] == "correction":
         refused = drafted[len(found)]
-        story = (
-            f"correction of {refused['text']!r}, drafted with q = {refused['q']:.3f}, refused: p = {refused['p']:.3f}"
-        )
+        q, p = refused["q"], refused["p"]
+        story = f"correction of {refused['text']!r}, drafted with q = {q:.3f}, refused with p = {p:.3f}"
     elif entry["kind"] == "bonus":
         story = f"bonus after all {len(drafted)} drafted tokens were accepted"
     else:
@@ -140,6 +143,7 @@ def stories_of(entry: dict) -> list[tuple[str, str]]:
 
 
 def rounds_table(rounds: list[dict]) -> str:
+    """The table of all rounds of a row."""
     rows = []
     for i, entry in enumerate(rounds):
         drafted = "; ".join(
@@ -152,17 +156,22 @@ def rounds_table(rounds: list[dict]) -> str:
 
 
 def ladder(record: dict) -> str:
+    """The table from the predicted to the measured speedup."""
     speed = analysis.speedup(record)
     if speed is None:
-        return "<p>Nothing to compare with: run generate.py with --profile, --compare or both.</p>"
+        return (
+            "<p>The record has no times of plain decoding to compare with. Run generate.py with --profile, --compare "
+            "or both.</p>"
+        )
     rows = [(name, f"{value:.2f}", why) for name, value, why in speed.ladder()]
     return (
-        "<p>From what theory predicts to what was measured, each line taking one thing more into account.</p>"
-        + table(("", "times plain decoding", "because"), rows)
+        "<p>From the predicted speedup to the measured one. Each line takes one more thing into account.</p>"
+        + table(("", "times the speed of plain decoding", "because"), rows)
     )
 
 
 def figure(chart) -> str:
+    """A chart with its title, its text alternative and its numbers."""
     wide = " wide" if chart.size[0] > 6 else ""
     return (
         f'<figure class="figure{wide}"><figcaption><strong>{escape(chart.title)}</strong></figcaption>'
@@ -173,6 +182,7 @@ def figure(chart) -> str:
 
 
 def table(header: tuple, rows: list[tuple]) -> str:
+    """An HTML table. The first cell of each row is the row's header; a header of empty names is left out."""
     head = (
         f"<thead><tr>{''.join(f'<th scope=col>{escape(str(c))}</th>' for c in header)}</tr></thead>"
         if any(header)
@@ -189,7 +199,7 @@ def table(header: tuple, rows: list[tuple]) -> str:
 
 
 def flat(values: dict, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested dicts as rows of dotted names; what is off (None) is left out."""
+    """Nested dicts as rows of dotted names and values. Values of None, which are off, are left out."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, dict):
@@ -200,6 +210,8 @@ def flat(values: dict, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def style() -> str:
+    """The style sheet, with the colours for light and dark mode."""
+
     def variables(colours: dict[str, str]) -> str:
         return "".join(f"--{name}:{colour};" for name, colour in colours.items())
 
@@ -252,7 +264,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); 
   border-radius: 6px; }
 """
 
-# Shows a token's story without a pointer that hovers: by touch, and by arrow keys from one stop in the tab order.
+# Shows a token's story when the reader touches the token, points at the token, or moves to it with the arrow keys. The
+# whole text is a single stop of the tab key.
 SCRIPT = """
 for (const section of document.querySelectorAll("section")) {
   const tokens = [...section.querySelectorAll(".text .token")], about = section.querySelector(".about");

@@ -1,6 +1,6 @@
-"""Lines of progress: what the scripts show on stderr while a user waits, and nothing where stderr is no terminal.
+"""Shows the progress of long work on stderr, while a user waits. If stderr is no terminal, nothing is shown.
 
-The library calls the same functions, but they show nothing until a script asks (:func:`show`).
+The library calls these functions too. They show nothing until a script calls :func:`show`.
 """
 
 import sys
@@ -13,25 +13,25 @@ _shown = False
 
 
 def show() -> None:
-    """From now on lines of progress are shown in this process, if stderr is a terminal."""
+    """Switches progress on for the rest of the process, if stderr is a terminal."""
     global _shown
     _shown = True
 
 
 def bar(items: Iterable | None = None, **options: Any):
-    """A ``tqdm`` bar over ``items``, or one to ``update``; gone once it is closed.
+    """A ``tqdm`` bar. The bar disappears when it is closed.
 
     Args:
-      items: what is gone through, if anything.
-      **options: of ``tqdm``: ``desc`` (what is done), ``total``, ``unit``, ``initial``, ``bar_format``.
+      items: the items to iterate over; None: the caller moves the bar with ``update``.
+      **options: options of ``tqdm``: ``desc`` (the name of the work), ``total``, ``unit``, ``initial``, ``bar_format``.
     """
-    from tqdm import tqdm  # slow to import
+    from tqdm import tqdm  # imported here because the import is slow
 
     return tqdm(items, file=sys.stderr, leave=False, disable=None if _shown else True, dynamic_ncols=True, **options)
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Prints a line above any bar, on stdout unless ``stream`` is another."""
+    """Prints a line above any bar, to ``stream``. None: to stdout."""
     from tqdm import tqdm
 
     stream = stream or sys.stdout
@@ -40,10 +40,10 @@ def say(line: str, stream: TextIO | None = None) -> None:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Shows ``what`` and the seconds that it has taken, for the time of a ``with`` block: work of unknown length."""
+def waiting(work: str) -> Iterator[None]:
+    """Shows the name of the work in a ``with`` block and the seconds so far. Use this for work of unknown length."""
     done = threading.Event()
-    with bar(desc=what, bar_format="{desc} {elapsed}") as line:
+    with bar(desc=work, bar_format="{desc} {elapsed}") as line:
 
         def tick() -> None:
             while not done.wait(0.5):

@@ -1,7 +1,8 @@
-"""The record of a run as JSON: what ``generate.py --json`` writes, ``Stream.trace`` holds parts of, the report reads.
+"""The record of a run as JSON. ``generate.py --json`` writes a record, and the report reads one.
 
-The tables below are the schema: key, type, meaning. :func:`check` holds a record to them and to the identities between
-its parts. Times are seconds, probabilities are those after all sampling transforms.
+The tables below are the schema. Each entry gives a key, its type, and its meaning. :func:`check` checks a record
+against the tables, and checks that the parts of the record agree with each other. Times are in seconds. Probabilities
+are those after all sampling transforms.
 """
 
 import json
@@ -20,33 +21,33 @@ from specjax.generation.result import Result
 from specjax.generation.trace import text_of
 from specjax.text.text_stream import TextStream
 
-FORMAT, VERSION = "specjax-run", 1  # the version rises when a key goes or changes its meaning
+FORMAT, VERSION = "specjax-run", 1  # the version rises when a key is removed or changes its meaning
 
 NUMBER = (int, float)
-OPTIONAL = type(None)  # among a key's types: the key may be null or missing
+OPTIONAL = type(None)  # if a key's types hold this, the key may be null or missing
 
 RUN = {
     "format": str,  # FORMAT
     "version": int,  # VERSION
     "settings": dict,
     "environment": dict,
-    "completions": list,  # one a prompt
-    "stop_tokens": (list, OPTIONAL),  # of {"token": id, "text": str}: rows end there
-    "date": (str, OPTIONAL),  # that the chat template was told, in ISO format; null: it asked for none
+    "completions": list,  # one COMPLETION for each prompt
+    "stop_tokens": (list, OPTIONAL),  # the tokens that end a row, each as {"token": id, "text": str}
+    "date": (str, OPTIONAL),  # the date that the chat template was given, in ISO format; null: it asked for no date
     "timing": dict,
 }
 SETTINGS = {
-    "model": str,
-    "dtype": str,  # of weights that aren't quantised, and of activations
-    "quantize": (str, OPTIONAL),  # of the target's weights; null: none
-    "kv_dtype": (str, OPTIONAL),  # of the caches; null: dtype
-    "devices": (int, OPTIONAL),  # that share the target; null: one
-    "drafter": dict,  # its "name", and what it was set to
+    "model": str,  # as the user named the model
+    "dtype": str,  # the dtype of activations, and of weights that aren't quantised
+    "quantize": (str, OPTIONAL),  # how the target's weights are quantised; null: they are not
+    "kv_dtype": (str, OPTIONAL),  # the dtype of the caches; null: dtype
+    "devices": (int, OPTIONAL),  # the number of devices that share the target; null: one
+    "drafter": dict,  # the drafter's "name", and its settings
     "verifier": str,
     "num_speculative_tokens": int,  # K; 0 is plain decoding
-    "sampling": dict,  # temperature, top_k, ...: as asked for; null is off
-    "max_new_tokens": (int, OPTIONAL),  # null: up to the context
-    "seed": int,  # of the first prompt; unless its completion says otherwise, prompt i has seed + i
+    "sampling": dict,  # temperature, top_k, ...: as the user gave them; null is off
+    "max_new_tokens": (int, OPTIONAL),  # null: as many as the model's context holds
+    "seed": int,  # the first prompt's seed; prompt i has seed + i, unless its completion has another one
 }
 ENVIRONMENT = {
     "device": str,
@@ -56,60 +57,60 @@ ENVIRONMENT = {
     "jax": str,
     "specjax": str,
     "python": str,
-    # Settings of the whole process that numbers depend on; records before them lack them.
+    # Settings of the whole process that the numbers depend on. Older records lack these keys.
     "matmul_precision": (str, OPTIONAL),  # jax_default_matmul_precision; null: the device's default
     "x64": (bool, OPTIONAL),  # jax_enable_x64
-    "prng": (str, OPTIONAL),  # jax_default_prng_impl; requests' keys are threefry2x32 whatever it is
+    "prng": (str, OPTIONAL),  # jax_default_prng_impl; requests use threefry2x32 keys whatever this setting is
 }
-PROCESS_WIDE = {  # key of ENVIRONMENT -> setting of JAX
+PROCESS_WIDE = {  # keys of ENVIRONMENT and the settings of JAX that they hold
     "matmul_precision": "jax_default_matmul_precision",
     "x64": "jax_enable_x64",
     "prng": "jax_default_prng_impl",
 }
 COMPLETION = {
-    "prompt": str,  # a conversation in JSON
-    "prompt_tokens": int,  # how many
+    "prompt": str,  # the prompt as the user wrote it; a conversation is written as JSON
+    "prompt_tokens": int,  # the number of prompt tokens
     "prompt_token_ids": list,
     "seed": (int, OPTIONAL),
-    "text": (str, OPTIONAL),  # null: the model has no tokenizer
-    "tokens": list,  # ids of the new tokens, a stop token included
-    "pieces": (list, OPTIONAL),  # what each token adds to the text; "" inside a character and for special tokens
-    "origins": list,  # of each token: "accepted", "correction", "bonus" or "plain" (Metrics.origins)
-    "logprobs": (list, OPTIONAL),  # of each token, natural log under the model's raw logits; null: not asked for
-    "top_logprobs": (list, OPTIONAL),  # for each token the likeliest ones there, [id, log-probability] pairs
-    "finish_reason": (str, OPTIONAL),  # null: left early
+    "text": (str, OPTIONAL),  # the text of the new tokens; null: the model has no tokenizer
+    "tokens": list,  # the ids of the new tokens, a stop token included
+    "pieces": (list, OPTIONAL),  # the text that each token adds; "" inside a character and for special tokens
+    "origins": list,  # the origin of each token: "accepted", "correction", "bonus" or "plain" (Metrics.origins)
+    "logprobs": (list, OPTIONAL),  # each token's log-probability under the model's raw logits; null: not asked for
+    "top_logprobs": (list, OPTIONAL),  # the likeliest tokens at each position, as [id, log-probability] pairs
+    "finish_reason": (str, OPTIONAL),  # "stop" or "length"; null: the stream was left early
     "metrics": dict,  # Metrics.to_dict
-    "rounds": (list, OPTIONAL),  # known if the run was streamed; one of ROUND a step
+    "rounds": (list, OPTIONAL),  # one ROUND for each step; null: the run was not streamed
 }
 ROUND = {
-    "position": int,  # of the round's first token in prompt and output
-    "drafted": list,  # of DRAFTED, in order
-    "token": (int, OPTIONAL),  # the target's own; null if the end cut it off
-    "text": (str, OPTIONAL),
-    "kind": (str, OPTIONAL),  # "correction", "bonus" or "plain"
-    "entropy": (*NUMBER, OPTIONAL),  # of q over log V, mean over judged tokens, from 0 to 1; absent for point masses
+    "position": int,  # the position of the round's first new token; position 0 is the first prompt token
+    "drafted": list,  # the DRAFTED tokens in order
+    "token": (int, OPTIONAL),  # the target's own token; null: the end of the row cut this token off
+    "text": (str, OPTIONAL),  # the text of the target's own token
+    "kind": (str, OPTIONAL),  # the kind of the target's own token: "correction", "bonus" or "plain"
+    "entropy": (*NUMBER, OPTIONAL),  # the mean entropy of q over log V at judged tokens, 0 to 1; not for point masses
 }
 DRAFTED = {
     "token": int,
     "text": str,
-    "q": NUMBER,  # the draft's probability, 1 for a point mass
-    "p": NUMBER,  # the target's
-    "accepted": bool,  # and kept
+    "q": NUMBER,  # the draft's probability of the token; 1 for a point mass
+    "p": NUMBER,  # the target's probability of the token
+    "accepted": bool,  # whether the token was accepted and kept
 }
 TIMING = {
     "prefill": NUMBER,
-    "decode": NUMBER,  # all rounds, without compilation
-    "tokens_per_second": NUMBER,  # new tokens of all prompts by decode
-    "streamed": bool,  # rounds called from Python and shown one by one, or a loop on the device
-    "plain": (dict, OPTIONAL),  # prefill, decode, tokens_per_second of plain decoding in the same process
-    "ratio": (*NUMBER, OPTIONAL),  # tokens_per_second by that of plain
-    "identical": (bool, OPTIONAL),  # the two gave the same tokens
-    "calls": (dict, OPTIONAL),  # specjax.timing.calls
+    "decode": NUMBER,  # the seconds of all rounds, without compilation
+    "tokens_per_second": NUMBER,  # the new tokens of all prompts over decode
+    "streamed": bool,  # true: Python called each round; false: the whole loop ran on the device
+    "plain": (dict, OPTIONAL),  # prefill, decode and tokens_per_second of plain decoding in the same process
+    "ratio": (*NUMBER, OPTIONAL),  # tokens_per_second over that of plain decoding
+    "identical": (bool, OPTIONAL),  # whether plain decoding gave the same tokens
+    "calls": (dict, OPTIONAL),  # CALLS, from specjax.timing.calls
 }
 CALLS = {
-    "plain_step": NUMBER,  # a round of plain decoding
-    "draft": NUMBER,  # drafting K tokens
-    "verify": dict,  # all else in a round, by the block's width in tokens ("1" to K + 1)
+    "plain_step": NUMBER,  # the seconds of a round of plain decoding
+    "draft": NUMBER,  # the seconds of drafting K tokens
+    "verify": dict,  # the seconds of the rest of a round, by the block's width in tokens ("1" to K + 1)
 }
 
 
@@ -124,15 +125,15 @@ def run(
     """The checked record of a run.
 
     Args:
-      result: of ``generate`` or ``Stream.result``.
-      prompts: as the user wrote them.
-      settings: SETTINGS.
-      timing: TIMING.
-      tokenizer: the target's, or None.
-      rounds: ``Stream.trace``, or None if it wasn't streamed.
+      result: the result of ``generate`` or of ``Stream.result``.
+      prompts: the prompts as the user wrote them.
+      settings: a dict with the keys of SETTINGS.
+      timing: a dict with the keys of TIMING.
+      tokenizer: the target's tokenizer, or None.
+      rounds: ``Stream.trace``, or None if the run was not streamed.
 
     Raises:
-      ValueError: if the parts contradict each other.
+      ValueError: the parts contradict each other.
     """
     completions, best = [], result.top_logprobs
     for i, prompt in enumerate(listed(prompts)):
@@ -168,6 +169,7 @@ def run(
 
 
 def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds. The pieces together are the whole text."""
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokens]
     if pieces:
@@ -176,7 +178,7 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    """ENVIRONMENT of this process."""
+    """The environment of this process, with the keys of ENVIRONMENT."""
     import specjax
 
     device = jax.devices()[0]
@@ -193,6 +195,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
+    """The model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -202,11 +205,11 @@ def _cpu_name() -> str:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """A record from a JSON file, checked.
+    """The checked record of a JSON file.
 
     Raises:
       OSError: the file can't be read.
-      ValueError: it is no JSON, or no record, naming what is wrong.
+      ValueError: the file is no JSON file, or no record. The message says what is wrong.
     """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -220,11 +223,14 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def check(record: Any) -> None:
-    """Raises ValueError, naming the place and what is wrong there, unless the record is whole and consistent."""
+    """Raises ValueError unless the record is complete and consistent. The message names the place and the fault."""
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ValueError(f'"format" must be "{FORMAT}"; write one with scripts/generate.py --json FILE')
     if record.get("version") != VERSION:
-        raise ValueError(f"its version is {record.get('version')!r}, and this specjax reads version {VERSION}")
+        raise ValueError(
+            f"the record's version is {record.get('version')!r}, and this specjax reads version {VERSION}; write the "
+            "record again with scripts/generate.py --json FILE"
+        )
     _keys("the record", record, RUN)
     _keys("settings", record["settings"], SETTINGS)
     _keys("settings.drafter", record["settings"]["drafter"], {"name": str})
@@ -301,7 +307,10 @@ def _check_timing(record: dict) -> None:
 
 
 def _keys(where: str, value: Any, table: dict[str, Any]) -> None:
-    """The keys and types of one table; more keys are allowed, numbers are finite and not negative."""
+    """Checks a dict against the keys and types of one table. Numbers must be finite and not negative.
+
+    Further keys are allowed.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object, got {value!r:.80}")
     for key, types in table.items():
@@ -316,11 +325,13 @@ def _keys(where: str, value: Any, table: dict[str, Any]) -> None:
             raise ValueError(f"{where}: {key!r} must be a finite number >= 0, got {found!r}")
 
 
-def _same(what: str, one: Any, other: Any) -> None:
+def _same(names: str, one: Any, other: Any) -> None:
+    """Raises ValueError unless two parts of the record are equal. ``names`` names both."""
     if one != other:
-        raise ValueError(f"{what}, differ: {one!r:.80} and {other!r:.80}")
+        raise ValueError(f"{names}, differ: {one!r:.80} and {other!r:.80}")
 
 
-def _close(what: str, one: float, other: float) -> None:
+def _close(name: str, one: float, other: float) -> None:
+    """Raises ValueError unless a figure of the record is equal to the figure that follows from other parts."""
     if not math.isclose(one, other, rel_tol=1e-6):
-        raise ValueError(f"{what} is {one}, but the times and tokens give {other}")
+        raise ValueError(f"{name} is {one}, but the times and tokens give {other}")

@@ -1,12 +1,10 @@
-"""Tools to prove a drafter or verifier lossless: small models with known laws, and the checks that specjax runs itself.
+"""Tools to test that a drafter or a verifier is lossless: small models with known laws, and specjax's own checks.
 
-:func:`check_drafter` and :func:`check_verifier` run all that applies to yours; the single checks take a
-:class:`Trial`. Nothing here wants an accelerator; only the planted models are of real size.
+:func:`check_drafter` runs all checks of a drafter, and :func:`check_verifier` runs all checks of a verifier. Each
+single check takes a :class:`Trial`. Nothing here needs an accelerator. Only the planted models have a real size.
 """
 
 from specjax.testing.checks import (
-    SETTINGS,
-    Trial,
     check_acceptance_rate,
     check_accepts_all,
     check_drafter,
@@ -16,7 +14,6 @@ from specjax.testing.checks import (
     check_proposal,
     check_rows_alone,
     check_same_as_plain,
-    check_verdicts,
     check_verifier,
     lossless_verifiers,
 )
@@ -24,6 +21,8 @@ from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tig
 from specjax.testing.planted import partly_right, planted_exit, planted_lm, planted_pair
 from specjax.testing.tiny_models import noisy_twin, random_params, table_lm, tiny_lm
 from specjax.testing.traces import collectives, count_traces, h100_devices
+from specjax.testing.trial import SETTINGS, Trial
+from specjax.testing.verdicts import check_verdicts
 
 __all__ = [
     "SETTINGS",

@@ -1,4 +1,4 @@
-"""The exact law of what plain sampling generates, and whether a sample follows it."""
+"""The exact joint law of the tokens that plain sampling generates, and a test of whether a sample follows a law."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from specjax.generation.generate import prepare
 from specjax.generation.options import Options
 from specjax.models.lm import LM
 
-# Pearson's statistic follows chi-square only where a cell expects a handful of counts (Cochran 1954).
+# The smallest expected count of a cell. Below it Pearson's statistic does not follow chi-square (Cochran 1954).
 SMALLEST_CELL = 5.0
 
 
 def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarray:
     """The probability of every continuation of a prompt under plain sampling, by enumeration.
 
-    Teacher-forced: one uncached call of the model over all V^(length-1) prefixes, then the chain rule. It shares the
-    sampling transforms with decoding, but neither its cache, its rounds nor its draws.
+    The model is teacher-forced: one call without an earlier cache reads all V^(length-1) prefixes. The chain rule then
+    gives the law. This function uses the sampling transforms of decoding, but not its cache, its rounds or its draws.
 
     Args:
       lm: a model with a vocabulary of a few tokens.
-      prompt: token ids.
-      length: of the continuations; end-of-text ids don't end them.
+      prompt: the prompt's token ids.
+      length: the number of tokens of a continuation. End-of-text ids don't end a continuation.
       **options: sampling parameters of :class:`specjax.Options`, one value each.
 
     Returns:
-      f64[V, ..., V] of ``length`` axes, which sums to 1.
+      f64[V, ..., V] with ``length`` axes. The entries sum to 1.
 
     Raises:
-      ValueError: if there are more than 2^20 continuations.
+      ValueError: there are more than 2^20 continuations, or an option can't be used.
     """
     vocab, size = lm.config.vocab_size, len(prompt)
     if length < 1 or vocab**length > 1 << 20:
@@ -48,39 +48,47 @@ def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarr
     by_depth = _teacher_forced(lm, jnp.asarray(tokens), params, size, length)
     law = np.ones(1)
     for depth, probs in enumerate(np.asarray(by_depth, np.float64)):
-        conditional = probs[:: vocab ** (length - 1 - depth)]  # one row a prefix of this depth
-        # An impossible prefix may leave nothing to sample from, and then has no law.
+        conditional = probs[:: vocab ** (length - 1 - depth)]  # one row for each prefix of this depth
+        # After a prefix of probability 0 there may be no distribution (NaN). Its continuations have probability 0.
         law = (law[:, None] * np.where(law[:, None] > 0, conditional, 0.0)).ravel()
     return law.reshape((vocab,) * length)
 
 
 @jax.jit(static_argnums=(3, 4))
 def _teacher_forced(lm, tokens, params, prompt_length, length):
-    """Next-token distributions after prompt + 0..length-1 tokens of every row of i32[R, T]. -> f32[length, R, V]."""
+    """The next-token distributions after the prompt and 0..length-1 more tokens of each row. -> f32[length, R, V].
+
+    Args:
+      lm: the model.
+      tokens: i32[R, T], the prompt and one continuation in each row.
+      params: the sampling parameters, with one row.
+      prompt_length: the number of prompt tokens.
+      length: the number of distributions.
+    """
     rows = tokens.shape[0]
     logits = lm(tokens, lm.alloc_cache(rows, tokens.shape[1])).logits
     params = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params)
     out = []
-    for at in range(prompt_length, prompt_length + length):
-        lengths, prompt_lengths = (jnp.full(rows, length, jnp.int32) for length in (at, prompt_length))
+    for position in range(prompt_length, prompt_length + length):
+        lengths, prompt_lengths = (jnp.full(rows, length, jnp.int32) for length in (position, prompt_length))
         context = sampling.Context(tokens, lengths, prompt_lengths, jnp.zeros((rows, 1, 0), jnp.int32))
-        out.append(sampling.distribution(logits[:, at - 1 : at], params, context)[:, 0])
+        out.append(sampling.distribution(logits[:, position - 1 : position], params, context)[:, 0])
     return jnp.stack(out)
 
 
 def sample_sequences(
     lm: LM, prompt: Sequence[int], draws: int, length: int, batch: int = 4096, seed: int = 0, **options
 ) -> np.ndarray:
-    """Many continuations of one prompt, drawn as :func:`specjax.generate` draws them, with a seed each.
+    """Many continuations of one prompt, drawn as :func:`specjax.generate` draws them. Each has its own seed.
 
     Args:
       lm: the target.
-      prompt: token ids.
-      draws: how many continuations.
-      length: of each; end-of-text ids don't end them.
-      batch: rows a call.
-      seed: of the first; draw i has seed + i.
-      **options: of :class:`specjax.Options`: drafter, verifier, num_speculative_tokens, temperature ...
+      prompt: the prompt's token ids.
+      draws: the number of continuations.
+      length: the number of tokens of each continuation. End-of-text ids don't end a continuation.
+      batch: the number of rows of one call.
+      seed: the seed of the first continuation; continuation i has seed + i.
+      **options: other fields of :class:`specjax.Options`: drafter, verifier, num_speculative_tokens, temperature ...
 
     Returns:
       i64[draws, length].
@@ -94,12 +102,14 @@ def sample_sequences(
 
 
 def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeState:
-    """:func:`specjax.generate` in buffers no longer than needed, for thousands of short rows: it would pad them to 128.
+    """Decodes like :func:`specjax.generate`, with buffers no longer than needed.
+
+    This is for thousands of short rows: ``generate`` has room for at least 128 tokens in each row.
 
     Args:
       lm: the target.
-      prompts: token ids.
-      **options: of :class:`specjax.Options`.
+      prompts: the token ids of each prompt.
+      **options: fields of :class:`specjax.Options`.
 
     Returns:
       The last state, in NumPy arrays, without caches.
@@ -110,32 +120,38 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeSt
     capacity = -(-needed // chunk) * chunk
     job = dataclasses.replace(job, tokens=job.tokens[:, :capacity], chunk=chunk)
     state = job.decoder.run(job.start())
-    without_keys: dict[str, Any] = {"key": None}  # NumPy has no keys
+    without_keys: dict[str, Any] = {"key": None}  # NumPy has no arrays of keys
     on_device: dict[str, Any] = {"cache": None, "drafter": None, "request": state.request._replace(**without_keys)}
     return jax.device_get(state._replace(**on_device))
 
 
 def count_sequences(sequences: np.ndarray, vocab: int) -> np.ndarray:
-    """How often each sequence occurs: i[N, length] to i64[V, ..., V] of ``length`` axes."""
+    """How often each sequence occurs among i[N, length]. -> i64[V, ..., V] with ``length`` axes."""
     shape = (vocab,) * sequences.shape[1]
     return np.bincount(np.ravel_multi_index(tuple(sequences.T), shape), minlength=int(np.prod(shape))).reshape(shape)
 
 
 def chi_square(counts: Any, law: Any) -> float:
-    """Pearson's test of whether counts follow a law; cells that expect fewer than 5 are pooled.
+    """Pearson's test of whether counts follow a law. Cells with an expected count below 5 are pooled into one.
 
     Without pooling, the rare cells of a peaked law make every p-value look too good.
 
     Args:
-      counts: i[...].
-      law: f[...] of the same shape, summing to 1.
+      counts: i[...], how often each cell was seen.
+      law: f[...] of the same shape, the probability of each cell. The probabilities sum to 1.
 
     Returns:
-      The p-value; 0 if an impossible cell was counted, 1 if the law leaves a single cell.
+      The p-value. 0 if a cell of probability 0 was seen. 1 if a single cell is left after pooling.
+
+    Raises:
+      ValueError: the shapes differ, or the probabilities do not sum to 1.
     """
     counts, law = np.asarray(counts, np.float64).ravel(), np.asarray(law, np.float64).ravel()
     if counts.shape != law.shape or abs(law.sum() - 1) > 1e-3:
-        raise ValueError(f"counts and law must have one shape and the law sum to 1, got {law.sum()} and {law.shape}")
+        raise ValueError(
+            f"counts and law must have the same shape, and law must sum to 1; got {counts.size} counts and {law.size} "
+            f"probabilities that sum to {law.sum()}"
+        )
     if counts[law == 0].any():
         return 0.0
     order = np.argsort(law)

@@ -1,4 +1,4 @@
-"""A drafter that can be silenced without compiling anew: what claim A of docs/exactness.md is tested by."""
+"""A drafter that can be silenced without another compilation. Claim A of docs/exactness.md is tested with it."""
 
 import dataclasses
 from typing import Any
@@ -12,13 +12,14 @@ from specjax.models.model import Model, Output
 
 @dataclasses.dataclass(frozen=True)
 class Muted:
-    """``inner``, or silence where ``speaks`` is False; both run the very same compiled programs.
+    """Proposes the draft of ``inner`` if ``speaks``, else nothing. The same compiled programs run in both cases.
 
-    A silent drafter makes plain decoding of the [B, K + 1] (for trees, [B, N + 1]) executable: one token a call.
+    If the drafter is silent, the program for blocks [B, K + 1] (for trees [B, N + 1]) decodes plainly: each call
+    commits one token.
 
     Args:
       inner: any drafter.
-      speaks: bool[], traced.
+      speaks: bool[], a traced value.
     """
 
     inner: Drafter

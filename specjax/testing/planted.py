@@ -1,7 +1,10 @@
-"""Models of real shape with planted weights: full compute, known output, and an acceptance rate chosen in advance.
+"""Models of a real model's shape with planted weights.
 
-With the attention and MLP outputs zero, the hidden state of token x is its embedding. Random embeddings are nearly
-orthogonal, so a head row equal to x's normalised embedding answers to x and to little else.
+They cost as much compute as the real model. Their output is known, and the acceptance rate is chosen in advance.
+
+The output weights of attention and MLP are zero, so the hidden state of token x is x's embedding. Random embeddings are
+nearly orthogonal. A head row that is equal to x's normalised embedding therefore gives a high logit after x, and a
+logit near 0 after other tokens.
 """
 
 import dataclasses
@@ -27,26 +30,27 @@ def planted_pair(
     peak: float = 40.0,
     mesh: Mesh | None = None,
 ) -> tuple[LM, LM, np.ndarray]:
-    """A target that follows a random cycle pi over its vocabulary, and a draft that agrees on a share alpha of it.
+    """A target that follows a random cycle pi over its vocabulary, and a draft that is right on a share alpha of it.
 
-    Which tokens the draft knows is random, so along the cycle each drafted token that is reached is accepted with
-    probability alpha, independently, as the theory assumes: 1 + alpha + ... + alpha^K tokens a round. Greedy and
-    temperature-1 decoding give the same text, as far as ``peak`` is high.
+    The tokens whose successor the draft knows are chosen at random. Each drafted token that is reached is therefore
+    accepted with probability alpha, independently, as the theory assumes: a round gives 1 + alpha + ... + alpha^K
+    tokens on average. If ``peak`` is high, decoding at temperature 1 gives the same text as greedy decoding.
 
     Args:
       target_config: the target's shape.
-      draft_config: the draft's, with the same vocabulary size.
-      alpha: share of the vocabulary, from 0 to 1, whose successor the draft predicts right.
-      seed: of the weights, the cycle and the draft's share.
-      dtype: of both models' weights.
-      peak: the logit of the planted successor; all others are about peak / sqrt(hidden_size) times a standard normal.
-      mesh: devices to make the target on, in parts, and the draft on, whole each; None: the default device.
+      draft_config: the draft's shape, with the same vocabulary size.
+      alpha: the share of the vocabulary, from 0 to 1, whose successor the draft predicts right.
+      seed: the seed of the weights, of the cycle, and of the tokens that the draft knows.
+      dtype: the dtype of both models' weights.
+      peak: the logit of the planted successor. All other logits are about peak / sqrt(hidden_size) times a standard
+        normal number.
+      mesh: the devices that share the target; each of them has the whole draft. None: the default device.
 
     Returns:
       The target, the draft, and pi i64[V]: token x is followed by pi[x].
 
     Raises:
-      ValueError: if the vocabularies differ or alpha is out of range.
+      ValueError: the vocabularies differ, or alpha is out of range.
     """
     vocab = target_config.vocab_size
     if draft_config.vocab_size != vocab:
@@ -66,28 +70,31 @@ def planted_exit(
     peak: float = 40.0,
     mesh: Mesh | None = None,
 ) -> tuple[LM, np.ndarray]:
-    """A model that follows a random cycle pi, and that is right on a share alpha of its vocabulary if it is left after
-    ``exit_layer`` layers: what training for early exit is for, with a rate chosen in advance.
+    """A model that follows a random cycle pi, and whose first layers alone are right on a share alpha of the tokens.
 
-    Half of each hidden state says pi's successor, half, twice as loudly, a guess. The layer after the exit takes the
-    guess away; all others add nothing. So c, the cost of a draft step, is that of the layers up to the exit and of the
-    head, and the rate holds for one depth: no claim of what a trained model reaches there.
+    The model behaves like one that was trained for early exit, but the acceptance rate is chosen in advance.
+
+    One half of each hidden state points to pi's successor. The other half points to a guess, twice as strongly. The
+    layer after the exit removes the guess. All other layers add nothing. The cost c of a draft step is that of the
+    layers up to the exit and of the head. The rate holds for this exit alone; a trained model may reach another rate.
 
     Args:
-      config: the model's shape, as of :func:`planted_lm`; its MLP at least half as wide as its hidden state.
-      exit_layer: from 1 to the last layer but one.
-      alpha: share of the vocabulary whose successor the exit predicts right.
-      seed, dtype, peak, mesh: as of :func:`planted_pair`.
+      config: the model's shape, as in :func:`planted_lm`. The MLP must be at least half as wide as the hidden state.
+      exit_layer: the number of layers before the exit, from 1 to the number of layers - 1.
+      alpha: the share of the vocabulary whose successor the exit predicts right.
+      seed, dtype, peak, mesh: as in :func:`planted_pair`.
 
     Returns:
-      The model, and pi i64[V].
+      The model, and pi i64[V]: token x is followed by pi[x].
 
     Raises:
-      ValueError: if alpha, the layer or the shape is out of range.
+      ValueError: alpha, the layer or the shape is out of range.
     """
     layers, half, wide = config.num_hidden_layers, config.hidden_size // 2, config.intermediate_size
     if not 1 <= exit_layer < layers:
-        raise ValueError(f"exit_layer must be from 1 to {layers - 1}: a later layer corrects it; got {exit_layer!r}")
+        raise ValueError(
+            f"exit_layer must be from 1 to {layers - 1}, so that a later layer can remove the guess; got {exit_layer!r}"
+        )
     if wide < half:
         raise ValueError(f"the MLP must be at least {half} wide to take half of a hidden state away, got {wide}")
     pi, guess = _successors(config.vocab_size, alpha, seed)
@@ -98,7 +105,7 @@ def planted_exit(
         return jax.device_put(new.astype(old.dtype), old.sharding)
 
     def two_voices(embed, before, before_guess):
-        """Embeddings with halves of one loudness and a first entry of 1, and the head rows that answer to both."""
+        """Embeddings whose halves have one norm and whose first entry is 1, and head rows that read both halves."""
         x = embed.astype(jnp.float32).reshape(len(embed), 2, half)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
         said, guessed = x[before, 0].at[:, 0].set(0.0), x[before_guess, 1]
@@ -108,7 +115,7 @@ def planted_exit(
     where = params["embed"].sharding, params["lm_head"].sharding
     before, before_guess = (jnp.asarray(np.argsort(x), jnp.int32) for x in (pi, guess))
     params["embed"], params["lm_head"] = jax.jit(two_voices, out_shardings=where)(params["embed"], before, before_guess)
-    # With its gate held at 16 by the entry that is always 1, an MLP is linear: it adds minus the second half.
+    # The entry that is always 1 holds the gate of the MLP at 16. The MLP is then linear and adds minus the second half.
     mlp, index = params["layers"][str(exit_layer)]["mlp"], jnp.arange(half)
     gate_up, down = mlp["gate_up"]["weight"], mlp["down"]["weight"]
     planted = jnp.zeros_like(gate_up).at[0, :, 0].set(16.0).at[1, index, half + index].set(-1.0)
@@ -118,7 +125,7 @@ def planted_exit(
 
 
 def _successors(vocab: int, alpha: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A random cycle i64[V], and a permutation that agrees with it on a random share alpha."""
+    """A random cycle i64[V], and a permutation i64[V] that agrees with the cycle on a random share alpha of tokens."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be from 0 to 1, got {alpha!r}")
     rng = np.random.default_rng(seed)
@@ -129,7 +136,13 @@ def _successors(vocab: int, alpha: float, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def partly_right(successor: np.ndarray, alpha: float, seed: int | np.random.Generator = 0) -> np.ndarray:
-    """``successor`` i64[V] on a random share alpha of the tokens and another's elsewhere: a permutation as it is."""
+    """A permutation i64[V] that is equal to ``successor`` on a random share alpha of the tokens, and wrong elsewhere.
+
+    Args:
+      successor: i64[V], a permutation.
+      alpha: the share, from 0 to 1.
+      seed: a seed, or a generator of random numbers.
+    """
     wrong = np.random.default_rng(seed).permutation(len(successor))[: round((1 - alpha) * len(successor))]
     guess = successor.copy()
     guess[wrong] = np.roll(successor[wrong], 1)
@@ -146,41 +159,46 @@ def planted_lm(
 ) -> LM:
     """A model of the given shape in which token x is followed by ``successor[x]``.
 
-    Made where it stays, one leaf at a time in ``dtype``: no float32 copy of the model exists. Weights that
-    don't matter are random, since zeros would draw less power on an accelerator.
+    Each leaf is made in ``dtype`` on the device where it stays, one leaf at a time. There is never a float32 copy of
+    the model. Weights that do not change the output are random, because zeros would draw less power on an accelerator.
 
     Args:
-      config: its shape. Tied embeddings are untied, as a tied head could answer to x only with x; that reads no more
-        bytes a step, but holds V x hidden_size more. End-of-text ids are dropped: runs last as long as asked.
+      config: the model's shape. Tied embeddings are untied, because with a tied head x could only be followed by x. An
+        untied model reads no more bytes in a step, but holds V x hidden_size more weights. End-of-text ids are removed,
+        so that runs reach their limit.
       successor: i[V], a permutation.
-      seed: of the weights.
-      dtype: of the weights.
-      peak: the planted successor's logit.
-      mesh: devices to make it on, each its own part of each leaf; None: the default device.
+      seed: the seed of the weights.
+      dtype: the dtype of the weights.
+      peak: the logit of the planted successor.
+      mesh: the devices that make the model; each makes its own part of each leaf. None: the default device.
 
     Raises:
-      ValueError: if ``successor`` isn't a permutation of the vocabulary.
+      ValueError: ``successor`` isn't a permutation of the vocabulary.
     """
     successor = np.asarray(successor)
     if not np.array_equal(np.sort(successor), np.arange(config.vocab_size)):
-        raise ValueError("successor must be a permutation of the vocabulary: one head row serves one token")
+        raise ValueError(
+            f"successor must be a permutation of the {config.vocab_size} tokens of the vocabulary, because each row of "
+            f"the head can follow one token only; got an array of shape {successor.shape}"
+        )
     config = dataclasses.replace(config, tie_word_embeddings=False, eos_token_ids=())
     params = random_params(config, seed, dtype=dtype, mesh=mesh)
 
-    def place(x: jax.Array):  # None without a mesh: a weight pinned to a device would make programs of its own
+    def place(x: jax.Array):
+        # Without a mesh the weight is not pinned to a device: a pinned weight would need other compiled programs.
         return x.sharding if mesh is not None else None
 
     for layer in params["layers"].values():
         for last in (layer["attention"]["o"], layer["mlp"]["down"]):
             last["weight"] = jnp.zeros_like(last["weight"], device=place(last["weight"]))
-    where = place(params.pop("lm_head"))  # freed before its successor is made
+    where = place(params.pop("lm_head"))  # the old head is freed before the new one is made
     before = jnp.asarray(np.argsort(successor), jnp.int32)
     params["lm_head"] = jax.jit(_head, out_shardings=where)(params["embed"], before, jnp.float32(peak))
     return LM(config, params, cache_sharding=parallel.cache_sharding(mesh))
 
 
 def _head(embed, before, peak):
-    """Row y is peak times the normalised embedding of the token before y, over its squared norm: logit ``peak``."""
+    """The head's rows. Row y is the normalised embedding of the token before y, scaled to give y the logit ``peak``."""
     x = embed[before].astype(jnp.float32)
     normed = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
     return (normed * (peak / embed.shape[1])).astype(embed.dtype)

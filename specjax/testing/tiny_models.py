@@ -1,4 +1,4 @@
-"""Small models for tests: random Llamas, perturbed twins, and Llamas whose next-token law is a given table."""
+"""Small models for tests: random Llamas, their noisy twins, and Llamas whose next-token law is a given table."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,8 @@ from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
 from specjax.models.quantized import map_with_path
 
-# Weights can't be minus infinity. A logit this low is probability 0 exactly in float32, at temperatures up to 90.
+# The logit of an impossible token; weights can't be minus infinity. At temperatures up to 90 the probability of this
+# logit is exactly 0 in float32.
 IMPOSSIBLE = -1e4
 
 TINY = LlamaConfig(
@@ -33,15 +34,17 @@ TINY = LlamaConfig(
 def random_params(
     config: LlamaConfig, seed: int, std: float | None = None, dtype: Any = jnp.float32, mesh: Mesh | None = None
 ) -> dict:
-    """A parameter tree drawn leaf by leaf where it stays, so at most one leaf is there twice.
+    """A random parameter tree. Leaves are drawn one by one on the device where they stay.
+
+    Norms are ones, and biases are zeros.
 
     Args:
-      config: its shape.
-      seed: of all leaves.
-      std: of every matrix; None: fan_in ** -0.5, and 1 for the embedding. Norms are ones, biases zeros.
-      dtype: of the leaves.
-      mesh: each device draws its part of each leaf (``specjax.parallel``), the values being the same; None: the
-        default device draws all.
+      config: the model's shape.
+      seed: the seed of all leaves.
+      std: the standard deviation of every matrix. None: fan_in ** -0.5, and 1 for the embedding.
+      dtype: the dtype of the leaves.
+      mesh: the devices (``specjax.parallel``). Each device draws its part of each leaf, and the values are the same as
+        without a mesh. None: the default device draws all leaves.
     """
     if mesh is not None:
         parallel.check(config, mesh)
@@ -66,21 +69,26 @@ def _normal(key, scale, shape, dtype, where):
 
 
 def tiny_lm(seed: int = 0, std: float = 0.3, dtype: Any = jnp.float32, **overrides) -> LM:
-    """A random Llama of two layers that runs in microseconds, and has every part that a large one has.
+    """A random Llama with two layers. It runs in microseconds and has every part that a large Llama has.
 
     Args:
-      seed: of the weights.
-      std: of every matrix; 0.3 gives distributions neither flat nor one-hot.
-      dtype: of the weights.
-      **overrides: fields of :class:`specjax.LlamaConfig`; the others are those of ``TINY``.
+      seed: the seed of the weights.
+      std: the standard deviation of every matrix. 0.3 gives distributions that are neither flat nor one-hot.
+      dtype: the dtype of the weights.
+      **overrides: fields of :class:`specjax.LlamaConfig`. All other fields are those of ``TINY``.
     """
     config = dataclasses.replace(TINY, **overrides)
     return LM(config, random_params(config, seed, std, dtype))
 
 
 def noisy_twin(lm: LM, scale: float = 0.1, seed: int = 1) -> LM:
-    """``lm`` with Gaussian noise of standard deviation ``scale`` added to every weight: a draft whose acceptance rate
-    falls from 1 as the scale rises."""
+    """``lm`` with Gaussian noise added to every weight. As a draft for ``lm`` it is accepted less as the noise grows.
+
+    Args:
+      lm: the model.
+      scale: the standard deviation of the noise. At 0 the twin is equal to ``lm``.
+      seed: the seed of the noise.
+    """
     leaves, tree = jax.tree.flatten(lm.params)
     keys = jax.random.split(random.key(seed), len(leaves))
     noisy = [x + scale * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
@@ -88,24 +96,27 @@ def noisy_twin(lm: LM, scale: float = 0.1, seed: int = 1) -> LM:
 
 
 def table_lm(table: Any, **overrides) -> LM:
-    """An ordinary Llama whose next-token law after token t is ``table[t]``, at temperature 1.
+    """An ordinary Llama whose next-token distribution after token t is ``table[t]``, at temperature 1.
 
-    With the attention and MLP outputs zero, what reaches the head is the last token's embedding; that is a unit
-    vector here, so the head's column t holds the logits after t.
+    The outputs of attention and MLP are zero, so the head reads the last token's embedding. This embedding is a unit
+    vector. The head's column t therefore holds the logits after token t.
 
     Args:
-      table: f[V, V]; rows are normalised. Zeros are kept: they become logits of ``IMPOSSIBLE``.
-      **overrides: fields of :class:`specjax.LlamaConfig`; by default one layer and hidden_size = V. Models of one
-        shape share compiled programs.
+      table: f[V, V]. Each row is normalised. An entry of 0 becomes the logit ``IMPOSSIBLE``, and stays exactly 0.
+      **overrides: fields of :class:`specjax.LlamaConfig`. By default there is one layer, and hidden_size is V. Models
+        of the same shape share compiled programs.
 
     Raises:
-      ValueError: if the table isn't square, a row isn't non-negative with a positive sum, or hidden_size < V.
+      ValueError: the table isn't square, a row has a negative or infinite entry or a sum of 0, hidden_size < V, or the
+        embeddings are tied.
     """
     table = np.asarray(table, np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise ValueError(f"table must be square, one row of next-token probabilities a token, got {table.shape}")
+        raise ValueError(
+            f"table must be square, with one row of next-token probabilities for each token; got shape {table.shape}"
+        )
     if not (np.isfinite(table).all() and (table >= 0).all() and (table.sum(axis=1) > 0).all()):
-        raise ValueError("every row of the table must be non-negative and finite with a positive sum")
+        raise ValueError("every row of the table must be non-negative and finite and have a positive sum")
     vocab = table.shape[0]
     smallest = dict(
         hidden_size=vocab,
@@ -118,11 +129,14 @@ def table_lm(table: Any, **overrides) -> LM:
     )
     config = LlamaConfig(vocab_size=vocab, **{**smallest, **overrides})
     if config.hidden_size < vocab or config.tie_word_embeddings:
-        raise ValueError("a table needs hidden_size >= its vocabulary, and a head of its own")
+        raise ValueError(
+            f"a table of {vocab} tokens needs a hidden_size of at least {vocab}, got {config.hidden_size}, and "
+            f"tie_word_embeddings=False, got {config.tie_word_embeddings}"
+        )
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), llama.structure(config)[1])
     logits = np.full(table.shape, IMPOSSIBLE)
     np.log(table / table.sum(axis=1, keepdims=True), out=logits, where=table > 0)
-    normed = (1 / config.hidden_size + config.rms_norm_eps) ** -0.5  # what RMS norm makes of a unit vector's 1
+    normed = (1 / config.hidden_size + config.rms_norm_eps) ** -0.5  # RMS norm turns a unit vector's 1 into this
     params["embed"] = jnp.eye(vocab, config.hidden_size)
     params["lm_head"] = params["lm_head"].at[:, :vocab].set(logits.T / normed)
     params["norm"]["weight"] = jnp.ones(config.hidden_size)

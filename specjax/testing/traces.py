@@ -1,4 +1,4 @@
-"""What JAX traces, compiles, and compiles to: whether a call compiles again, how a program talks across devices."""
+"""Counts what JAX traces and compiles, and the messages between devices in a compiled program."""
 
 import collections
 import dataclasses
@@ -12,16 +12,22 @@ import jax
 
 @dataclasses.dataclass
 class Compilations:
-    """Programs since the block was entered, of any function in the process."""
+    """The programs of any function in the process since the ``with`` block was entered."""
 
+    # The number of programs that were traced.
     traced: int = 0
+    # The number of programs that were compiled or fetched.
     compiled: int = 0
-    fetched: int = 0  # of those compiled, how many came ready from a persistent cache
+    # The number of these that came from a persistent cache.
+    fetched: int = 0
 
 
 @contextmanager
 def count_traces() -> Iterator[Compilations]:
-    """Counts within a ``with`` block: ``with count_traces() as seen: ...; assert seen.compiled == 0``."""
+    """Counts the programs of a ``with`` block.
+
+    An example: ``with count_traces() as seen: ...; assert seen.compiled == 0``.
+    """
     seen = Compilations()
 
     def listen(event: str, duration_secs: float, **_) -> None:
@@ -42,27 +48,32 @@ def count_traces() -> Iterator[Compilations]:
 
 
 def collectives(compiled: Any) -> dict[str, int]:
-    """Messages across devices in a program (``jax.stages.Compiled``), by kind: a loop's body counts once."""
+    """The number of messages between devices in a compiled program, by kind. The body of a loop counts once.
+
+    Args:
+      compiled: a ``jax.stages.Compiled``.
+    """
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
     return dict(collections.Counter(re.findall(rf"= [^=]*? ({kinds})(?:-start)?\(", compiled.as_text())))
 
 
 def h100_devices(count: int) -> list | None:
-    """``count`` H100s to compile for without having one; None where jax's CUDA plugin doesn't offer them.
+    """``count`` H100 GPUs to compile for, on a machine that has none. None if JAX's CUDA plugin does not offer them.
 
-    With ``JAX_PLATFORMS=cpu`` set, ``pip install --no-deps jax-cuda12-pjrt jax-cuda12-plugin`` of jax's own version is
-    enough. Lower a function on arguments whose shardings name these devices, and compile it with
-    ``xla_gpu_autotune_level=0``: there is nothing to time kernels on.
+    With ``JAX_PLATFORMS=cpu``, ``pip install --no-deps jax-cuda12-pjrt jax-cuda12-plugin`` in JAX's own version is
+    enough. Lower a function on arguments whose shardings name these devices. Compile it with
+    ``xla_gpu_autotune_level=0``, because there is no GPU to time kernels on.
     """
     from jax.experimental import topologies
 
     try:
         return topologies.get_topology_desc("", "cuda", target_config=_H100, topology=f"1x1x{count}").devices
-    except NotImplementedError:  # no such plugin
+    except NotImplementedError:  # the CUDA plugin is not installed
         return None
 
 
-# What XLA asks a card about: limits from NVIDIA's Hopper tuning guide and data sheet, as of the SXM5 card of 80 GB.
+# The properties of a GPU that XLA needs: those of the SXM5 card with 80 GB, from NVIDIA's Hopper tuning guide and data
+# sheet.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024

@@ -1,5 +1,5 @@
-"""What ``scripts/benchmark.py`` measures: planted weights of a real shape, times beside their floors, and peers.
+"""The measurements of ``scripts/benchmark.py``: times on planted weights of a real shape, beside their floors.
 
-:mod:`case` is what is measured on, :mod:`measure` how a time is taken, :mod:`table` where it goes; every other module
-is one kind of figure.
+:mod:`case` holds the models and the request. :mod:`timed` takes times. :mod:`table` prints and keeps the figures. Every
+other module measures one kind of figure.
 """

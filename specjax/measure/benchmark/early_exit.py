@@ -1,4 +1,4 @@
-"""Early exit where it pays: a planted target whose first layers already say what it will, at a rate of choice."""
+"""Times early exit on a planted target whose first layers predict the output at a chosen acceptance rate."""
 
 import dataclasses
 
@@ -11,10 +11,12 @@ from specjax.testing import planted_exit
 
 
 def early_exit(case: Case, table: Table, exit_layer: int | None = None) -> None:
-    """Plain decoding and rounds of a model of the target's shape that its first layers draft for.
+    """Times plain decoding and rounds of a model of the target's shape whose first layers draft.
 
     Args:
-      exit_layer: how many; a quarter of them by default.
+      case: the models and the request.
+      table: the table that the figures go to.
+      exit_layer: the number of layers that draft. None: a quarter of the layers.
     """
     target, size = case.target, case.num_speculative_tokens
     after = max(1, target.config.num_hidden_layers // 4) if exit_layer is None else exit_layer

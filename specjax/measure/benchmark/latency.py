@@ -1,4 +1,4 @@
-"""Time to the first tokens: the target reads the prompt, the draft reads it in its first round, and rounds follow."""
+"""Times the way to the first tokens: the target reads the prompt, and in the first round the draft reads it too."""
 
 import statistics
 import time
@@ -16,14 +16,16 @@ from specjax.measure.benchmark.timed import side_by_side
 
 
 def latency(case: Case, table: Table, lengths: Sequence[int], chunks: Sequence[int] = (64,)) -> None:
-    """For each prompt length: the target's prefill, and by prefill chunk of the draft the first round and a later one.
+    """Times the target's prefill for each prompt length, and the first rounds for each prefill chunk of the draft.
 
-    What the first round takes longer than a later one is the draft's prefill. Each time is the host's, up to where it
-    could read the round's tokens. One row, greedy.
+    The first round takes longer than a later one, and the difference is the draft's prefill. Each time ends when the
+    host can read the round's tokens. There is one row, and decoding is greedy.
 
     Args:
-      lengths: prompts, in tokens.
-      chunks: ``DraftModel.prefill_chunk``, how many tokens the draft reads at a time.
+      case: the models and the request.
+      table: the table that the figures go to.
+      lengths: the prompt lengths in tokens.
+      chunks: values of ``DraftModel.prefill_chunk``, the number of tokens that the draft reads at a time.
     """
     size, jobs = case.num_speculative_tokens, {}
     for length in lengths:
@@ -42,9 +44,9 @@ def latency(case: Case, table: Table, lengths: Sequence[int], chunks: Sequence[i
 
 
 def _times(job: Job, repeats: int = 3) -> tuple[float, ...]:
-    """Median seconds of the prefill, the first round, and the one after it."""
+    """The median seconds of the prefill, of the first round, and of the second round."""
     found = []
-    for _ in range(repeats + 1):  # the first is not counted
+    for _ in range(repeats + 1):  # the first repetition is not counted
         clock = [time.perf_counter()]
         state = jax.block_until_ready(job.start())
         clock.append(time.perf_counter())

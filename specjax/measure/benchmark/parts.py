@@ -1,4 +1,4 @@
-"""The parts of a round, each by itself: calls of the target and the draft, in eight bits too, and the arithmetic."""
+"""Times the parts of a round one by one: calls of the target and of the draft, and the verification arithmetic."""
 
 from functools import partial
 
@@ -31,6 +31,7 @@ DRAFT_STEP = "draft step, mean of a round's"
 
 
 def verify(case: Case, table: Table) -> None:
+    """Times calls of the target on 1 to K + 1 tokens."""
     widths = range(1, case.num_speculative_tokens + 2)
     calls = {f"target call, {width} tokens": _call(case, case.target, width) for width in widths}
     for name, seconds in all_seconds(calls).items():
@@ -38,28 +39,31 @@ def verify(case: Case, table: Table) -> None:
 
 
 def draft(case: Case, table: Table) -> None:
-    """Calls of one and two tokens, and a step: the first of a round feeds two, the others as few as is fast."""
+    """Times calls of the draft on one and on two tokens, and gives the mean time of a round's draft steps.
+
+    The first draft step of a round feeds two tokens. The other steps feed one token, or two where two are as fast.
+    """
     calls = {f"draft call, {width} tokens": _call(case, case.draft, width) for width in (1, 2)}
     seconds = all_seconds(calls)
-    for name, each in seconds.items():
-        table.add(name, each, case.draft_floor)
+    for name, time in seconds.items():
+        table.add(name, time, case.draft_floor)
     one, two = seconds.values()
     size, other = case.num_speculative_tokens, two if tuning.least_tokens(case.draft, case.batch) == 2 else one
     table.add(DRAFT_STEP, (two + (size - 1) * other) / size, case.draft_floor)
 
 
 def eight_bits(case: Case, table: Table) -> None:
-    """The calls that a plain step and a draft step (but the first) are, in each way to store weights.
+    """Times the call of a plain step and of a later draft step, for each way to store weights.
 
     Raises:
-      ValueError: if the case's models are in eight bits already.
+      ValueError: the case's models are in eight bits already.
     """
     calls, floors = {}, {}
-    for what, lm, shares in (("target", case.target, case.devices), ("draft", case.draft, 1)):
+    for role, lm, shares in (("target", case.target, case.devices), ("draft", case.draft, 1)):
         width = tuning.least_tokens(lm, case.batch)
         for kind in (None, *quantized.KINDS):
             small = lm.quantize(kind) if kind else lm
-            name = f"{what} call, {width} tokens, {kind or lm.dtype.name}"
+            name = f"{role} call, {width} tokens, {kind or lm.dtype.name}"
             calls[name] = _call(case, small, width)
             floors[name] = weight_bytes(small) / shares / case.speed["read"]
     for name, seconds in all_seconds(calls).items():
@@ -67,6 +71,7 @@ def eight_bits(case: Case, table: Table) -> None:
 
 
 def _call(case: Case, lm: LM, width: int) -> Call:
+    """A call of ``lm`` on ``width`` tokens of each row after the prompts."""
     cache = lm.alloc_cache(case.batch, case.capacity)
     cache = kv.with_lengths(cache, jnp.full(case.batch, case.prompt_length, jnp.int32))
     tokens = jax.random.randint(random.key(1), (case.batch, width), 0, lm.config.vocab_size)
@@ -75,7 +80,7 @@ def _call(case: Case, lm: LM, width: int) -> Call:
 
 @partial(jax.jit, static_argnames="count")
 def _greedy(lm: LM, cache: kv.KVCache, tokens: jax.Array, count: int) -> jax.Array:
-    """Calls on the same entries, each of the tokens that the last one ranked first."""
+    """``count`` calls at the same cache entries. Each call reads the tokens that the call before ranked first."""
 
     def body(_, carry):
         cache, tokens = carry
@@ -86,7 +91,7 @@ def _greedy(lm: LM, cache: kv.KVCache, tokens: jax.Array, count: int) -> jax.Arr
 
 
 def arithmetic(case: Case, table: Table) -> None:
-    """One round's transforms, softmax, acceptance and draws, on random logits."""
+    """Times the arithmetic of one round on random logits: sampling transforms, softmax, acceptance and draws."""
     vocab, batch, size = case.target.config.vocab_size, case.batch, case.num_speculative_tokens
     key = random.key(2)
     logits = 4 * jax.random.normal(key, (batch, size + 1, vocab))
@@ -102,6 +107,7 @@ def arithmetic(case: Case, table: Table) -> None:
 
 @partial(jax.jit, static_argnames="count")
 def _judge(logits: jax.Array, tokens: jax.Array, params: sampling.SamplingParams, keys: jax.Array, count: int):
+    """``count`` verdicts on a chain whose q equals p. Each depends on the verdict before, so that none is left out."""
     batch = len(tokens)
     lengths = jnp.full(batch, 8, jnp.int32)
 
@@ -110,6 +116,6 @@ def _judge(logits: jax.Array, tokens: jax.Array, params: sampling.SamplingParams
         p = sampling.distribution(logits + total[:, None, None] * 1e-9, params, context)
         draft = Draft(tokens, jnp.ones_like(tokens, bool), p[:, :-1])
         verdict = VERIFIERS["rejection"].verify(p, draft, keys, lengths + i)
-        return total + verdict.count + verdict.token
+        return total + verdict.accepted + verdict.token
 
     return lax.fori_loop(0, count, body, jnp.zeros(batch, jnp.int32))

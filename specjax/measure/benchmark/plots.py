@@ -1,17 +1,22 @@
-"""Pictures of a benchmark's JSON file: how near each call is to its floor, and the sweep over B and K."""
+"""Charts of a benchmark's JSON file: how near each call is to its floor, and the sweep over B and K."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from specjax.measure.benchmark.sweep import axes as axes_of
 from specjax.measure.benchmark.sweep import speedup
-from specjax.report.charts import COLOURS, Chart
+from specjax.report.drawing import COLOURS, Chart
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 def charts(found: dict[str, Any], alphas: Sequence[float] = ALPHAS) -> list[Chart]:
-    """All that the file has figures for."""
+    """All charts that the file has figures for.
+
+    Args:
+      found: the content of the file.
+      alphas: the acceptance rates for which the sweep's speedups are drawn.
+    """
     rows = [row for row in found["rows"] if row["floor_ms"] and not row["name"].startswith("sweep")]
     pictures = [_bandwidth(rows, found["bandwidth"]["read"])] if rows else []
     if "sweep" in found:
@@ -26,14 +31,14 @@ def _bandwidth(rows: list[dict[str, Any]], read: float) -> Chart:
         place = range(len(rows))[::-1]
         colours = [COLOURS["accepted" if "specjax_times" not in row else "plain"] for row in rows]
         axes.barh(place, shares, 0.7, color=colours)
-        for at, share, row in zip(place, shares, rows, strict=True):
-            axes.text(share + 0.01, at, f"{share:.0%}  {row['ms']:.3g} ms", va="center", fontsize=8)
+        for height, share, row in zip(place, shares, rows, strict=True):
+            axes.text(share + 0.01, height, f"{share:.0%}  {row['ms']:.3g} ms", va="center", fontsize=8)
         axes.axvline(1, color=COLOURS["ink"], linewidth=1, linestyle="--")
         axes.set_yticks(place, [row["name"] for row in rows], fontsize=8)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.set_xlim(0, max(1.15, max(shares) + 0.2))
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"bytes that must be read, a second, as a share of the read bandwidth ({read / 1e12:.2f} TB/s)")
+        axes.set_xlabel(f"floor over measured time: the share of the read bandwidth of {read / 1e12:.2f} TB/s")
 
     return Chart(
         "bandwidth",
@@ -85,9 +90,9 @@ def _speedups(found: dict[str, Any], alphas: Sequence[float]) -> Chart:
 
     return Chart(
         "sweep-speedup",
-        "Times plain decoding at the same batch",
-        "By theorem 3.8 with the measured time of each (B, K): expected tokens a round, times a plain step, over a "
-        "round. Bold is the best K of a batch.",
+        "Speedup over plain decoding at the same batch size",
+        "The speedup follows from theorem 3.8 with the measured times of each (B, K): the expected tokens of a round, "
+        "times the time of a plain step, over the time of a round. The best K of each batch size is bold.",
         ("alpha", "B", *(f"K = {size}" for size in sizes)),
         [
             (alpha, batch, *(f"{value:.2f}" for value in row))
@@ -122,7 +127,7 @@ def _times(found: dict[str, Any]) -> Chart:
 
     return Chart(
         "sweep-times",
-        "Time of a round over the batch",
+        "Time of a round by batch size",
         f"From B = {batches[0]} to B = {batches[-1]}: "
         + ", ".join(f"{name} {times[0]:.2f} to {times[-1]:.2f} ms" for name, times in lines.items())
         + ".",

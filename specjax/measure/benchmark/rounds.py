@@ -1,4 +1,4 @@
-"""Whole runs of ``generate``: plain decoding, rounds of the draft model, of other drafters and of given trees."""
+"""Times whole runs of ``generate``: plain decoding, and rounds of the draft model, of other drafters and of trees."""
 
 import dataclasses
 
@@ -20,7 +20,16 @@ from specjax.measure.timing import Given
 
 
 def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)) -> dict[str, Run]:
-    """Plain decoding, then rounds of the draft model at each of ``settings``. Returns them by name, "plain" too."""
+    """Times plain decoding, and rounds of the draft model under each sampling setting.
+
+    Args:
+      case: the models and the request.
+      table: the table that the figures go to.
+      settings: names of ``parts.SETTINGS``.
+
+    Returns:
+      The run of each setting by its name, and plain decoding as "plain".
+    """
     size, common = case.num_speculative_tokens, dict(max_new_tokens=case.max_new_tokens)
     drafter = DraftModel(case.draft)
     options = {
@@ -40,7 +49,7 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
     floor = size * case.draft_floor + case.step_floor
     for name in settings:
         run = runs[name]
-        bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # of what was kept
+        bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # with the kept tokens
         table.add(
             f"round, {name}",
             run.per_round,
@@ -55,9 +64,10 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
 
 
 def against_theory(case: Case, table: Table, runs: dict[str, Run]) -> None:
-    """Each speedup beside theorem 3.8 at what was measured: the tokens a round, and c from the draft's step.
+    """Prints each measured speedup beside the speedup of theorem 3.8, and adds the section ``theory``.
 
-    Prints nothing without rounds and the mode ``draft``.
+    The theorem uses the measured tokens of a round, and c from the measured draft step. Nothing is printed if there are
+    no rounds, or if the mode ``draft`` did not run.
     """
     draft = next((row["ms"] / 1e3 for row in table.rows if row["name"] == DRAFT_STEP), None)
     plain = runs["plain"]
@@ -79,7 +89,13 @@ def against_theory(case: Case, table: Table, runs: dict[str, Run]) -> None:
 
 
 def drafters(case: Case, table: Table, corpus: int) -> None:
-    """What other drafters' machinery costs beside the target's call; ``corpus`` random tokens to retrieve from."""
+    """Times rounds of other drafters. They show the cost of a drafter's machinery beside the target's call.
+
+    Args:
+      case: the models and the request.
+      table: the table that the figures go to.
+      corpus: the number of random tokens that retrieval searches.
+    """
     rng = np.random.default_rng(case.seed + 1)
     store = Datastore.build([rng.integers(0, case.target.config.vocab_size, corpus)])
     cascade = "cascade, prompt lookup under the draft"
@@ -101,7 +117,10 @@ def drafters(case: Case, table: Table, corpus: int) -> None:
 
 
 def trees(case: Case, table: Table) -> None:
-    """A round that keeps nothing of a given tree: the block, judging it, moving the path."""
+    """Times rounds whose draft is a given tree of random tokens, of which nearly none is accepted.
+
+    The time is that of the target's call on the block, of the verdict, and of moving the accepted path in the cache.
+    """
     vocab, options = case.target.config.vocab_size, {}
     for widths in ((2, 1, 1, 1), (4, 1, 1, 1), (8, 1, 1, 1), (16, 1, 1, 1)):
         drafter = _given_tree(widths, vocab, case.batch)
@@ -117,7 +136,7 @@ def trees(case: Case, table: Table) -> None:
 
 
 def _given_tree(widths: tuple[int, ...], vocab: int, batch: int) -> Given:
-    """A drafter that proposes random tokens in a tree of these widths, at no cost."""
+    """A drafter that proposes random tokens in a tree of the given widths, at no cost."""
     topology = from_widths(widths)
     size = len(topology.parents)
     tokens = jax.random.randint(random.key(3), (batch, size), 0, vocab)

@@ -1,8 +1,11 @@
-"""Rounds over batch and draft length: what speculation gains at every acceptance rate, and where it stops paying.
+"""Times rounds for every batch size B and draft length K. From these times follows the speedup at any acceptance rate.
 
-A round's shapes, and so its time, depend on B rows and K drafted tokens, not on what is accepted. So each (B, K) is
-timed once, and the speedup at any alpha is theorem 3.8 with these times: expected tokens a round, times a plain step
-at the same B, over the round. Tokens a round are measured too, as a check on the expectation.
+The shapes of a round depend on B and K, and not on the accepted tokens. Its time therefore depends on B and K alone, so
+each (B, K) is timed once. The speedup at any alpha then follows from theorem 3.8 (Leviathan et al. 2023):
+
+    speedup = expected tokens of a round * time of a plain step at the same B / time of a round
+
+The tokens of a round are measured too, to check the expectation.
 """
 
 from collections import Counter
@@ -16,6 +19,7 @@ from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.steady import Steady
 from specjax.measure.benchmark.table import Table
 from specjax.measure.benchmark.timed import side_by_side
+from specjax.models.lm import LM
 from specjax.report.progress import bar, say
 from specjax.testing import partly_right, planted_lm
 
@@ -28,17 +32,19 @@ def sweep(
     check_alphas: Sequence[float] = (),
     rounds: int = 20,
 ) -> None:
-    """Adds a row for each batch and size, and the section ``sweep`` to the table.
+    """Times rounds for every B and K. Adds a row for each to the table, and the section ``sweep``.
 
     Args:
-      batches, sizes: every B and every K >= 1 to time.
-      check_alphas: other acceptance rates at which tokens a round are measured, at the largest batch.
-      rounds: timed together.
+      case: the models and the request.
+      table: the table that the figures go to.
+      batches: every B to time.
+      sizes: every K to time, each at least 1.
+      check_alphas: further acceptance rates at which the tokens of a round are measured, at the largest batch.
+      rounds: the number of rounds that are timed together.
     """
-    largest = max(sizes)
-    capacity = requests.bucket(case.prompt_length + (rounds + 2) * (largest + 1), 128)
+    capacity = requests.bucket(case.prompt_length + (rounds + 2) * (max(sizes) + 1), 128)
 
-    def steady(batch: int, size: int, draft=case.draft) -> Steady:
+    def steady(batch: int, size: int, draft: LM = case.draft) -> Steady:
         drafter = DraftModel(draft) if size else None
         return Steady.of(case.target, case.prompts(batch), drafter, size, rounds, capacity)
 
@@ -47,63 +53,93 @@ def sweep(
     found: dict[str, Any] = {"rounds": rounds, "capacity": capacity, "plain": {}, "points": [], "checks": []}
     for batch in batches:
         points = {size: steady(batch, size) for size in (0, *sizes)}
-        side_by_side([points[0].compile_prefill, *(point.compile for point in points.values())])
-        for size, point in points.items():
-            seconds, tokens = point.measure()
-            line.update()
-            if size == 0:
-                plain = found["plain"][str(batch)] = seconds
-                table.add(f"sweep, B = {batch}, plain step", seconds, case.step_floor)
-                continue
-            expected = theory.expected_tokens(case.alpha, size)
-            found["points"].append({"batch": batch, "size": size, "seconds": seconds})
-            table.sections["sweep"] = found  # from its first point on there is something to draw
-            found["checks"].append(
-                {"batch": batch, "size": size, "alpha": case.alpha, "tokens": tokens, "expected": expected}
-            )
-            table.add(
-                f"sweep, B = {batch}, K = {size}, round",
-                seconds,
-                size * case.draft_floor + case.step_floor,
-                f"{tokens:.2f} tokens a row, expected {expected:.2f}; {tokens * plain / seconds:.2f} x plain",
-            )
+        _time_batch(case, table, batch, points, found, line)
     for alpha in check_alphas:
         guess = partly_right(case.successor, alpha, case.seed + 1)
         draft = case.drafting(planted_lm(case.draft.config, guess, 2 * case.seed + 1, case.draft.dtype))
         for size in sizes:
             batch = max(batches)
-            tokens, expected = steady(batch, size, draft).measure(repeats=1)[1], theory.expected_tokens(alpha, size)
-            found["checks"].append(
-                {"batch": batch, "size": size, "alpha": alpha, "tokens": tokens, "expected": expected}
-            )
+            tokens = steady(batch, size, draft).measure(repeats=1)[1]
+            expected = _check(found, batch, size, alpha, tokens)
             say(f"alpha = {alpha}, B = {batch}, K = {size}: {tokens:.2f} tokens a round, expected {expected:.2f}")
             line.update()
     line.close()
     table.save()
 
 
+def _time_batch(case: Case, table: Table, batch: int, points: dict[int, Steady], found: dict[str, Any], line) -> None:
+    """Times one batch: a plain step (the point of size 0, which comes first), then a round of each size.
+
+    Adds the figures to ``table`` and ``found``, and moves the progress bar ``line``.
+    """
+    side_by_side([points[0].compile_prefill, *(point.compile for point in points.values())])
+    for size, point in points.items():
+        seconds, tokens = point.measure()
+        line.update()
+        if size == 0:
+            found["plain"][str(batch)] = seconds
+            table.add(f"sweep, B = {batch}, plain step", seconds, case.step_floor)
+            continue
+        found["points"].append({"batch": batch, "size": size, "seconds": seconds})
+        table.sections["sweep"] = found  # a run that is cut short leaves its points: they can be drawn already
+        expected = _check(found, batch, size, case.alpha, tokens)
+        times = tokens * found["plain"][str(batch)] / seconds
+        table.add(
+            f"sweep, B = {batch}, K = {size}, round",
+            seconds,
+            size * case.draft_floor + case.step_floor,
+            f"{tokens:.2f} tokens a row, expected {expected:.2f}; {times:.2f} x plain",
+        )
+
+
+def _check(found: dict[str, Any], batch: int, size: int, alpha: float, tokens: float) -> float:
+    """Adds a check of the measured tokens of a round. -> the expected tokens of a round (theory, equation 1)."""
+    expected = theory.expected_tokens(alpha, size)
+    found["checks"].append({"batch": batch, "size": size, "alpha": alpha, "tokens": tokens, "expected": expected})
+    return expected
+
+
 def speedup(found: dict[str, Any], batch: int, size: int, alpha: float) -> float:
-    """Times plain decoding at the same batch, of a section that :func:`sweep` wrote."""
+    """The speedup over plain decoding at the same batch size, by theorem 3.8.
+
+    Args:
+      found: the section that :func:`sweep` wrote.
+      batch: B.
+      size: K.
+      alpha: the acceptance rate, from 0 to 1.
+    """
     seconds = next(p["seconds"] for p in found["points"] if (p["batch"], p["size"]) == (batch, size))
     return theory.expected_tokens(alpha, size) * found["plain"][str(batch)] / seconds
 
 
 def break_even(found: dict[str, Any], batch: int) -> float | None:
-    """The lowest acceptance rate, to a thousandth, at which some K is faster than plain decoding; None: at none."""
+    """The lowest acceptance rate, to a thousandth, at which some K is faster than plain decoding. None: there is none.
+
+    Args:
+      found: the section that :func:`sweep` wrote.
+      batch: B.
+    """
     sizes = axes(found)[1]
     pays = (i / 1000 for i in range(1001) if any(speedup(found, batch, size, i / 1000) > 1 for size in sizes))
     return next(pays, None)
 
 
 def axes(found: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """The batches that were timed at every size of the section (one cut short was not), and the sizes; both rising."""
+    """The batches that were timed at every size, and the sizes; both rising.
+
+    A batch whose timing was cut short is left out.
+    """
     sizes = {p["size"] for p in found["points"]}
     counts = Counter(p["batch"] for p in found["points"])
     return sorted(batch for batch in counts if counts[batch] == len(sizes)), sorted(sizes)
 
 
 def markdown(found: dict[str, Any], alphas: Sequence[float]) -> str:
-    """Two tables: the times as measured, with their growth from B = 1 to 8, and at each alpha the best K's speedup."""
+    """Two tables in Markdown.
+
+    The first table has the measured times, and their growth from B = 1 to B = 8. The second table has, for each alpha,
+    the speedup of the best K.
+    """
     batches, sizes = axes(found)
     seconds = {(p["batch"], p["size"]): p["seconds"] for p in found["points"]}
     lines = [

@@ -1,4 +1,4 @@
-"""Where the figures go: a line of text as soon as each is known, and a JSON file."""
+"""Prints each figure as soon as it is known, and keeps all figures in a JSON file."""
 
 import json
 from pathlib import Path
@@ -8,22 +8,31 @@ from specjax.report.progress import say
 
 
 class Table:
-    """Prints and keeps rows: what, milliseconds, the floor, their ratio.
+    """Prints and keeps rows: a name, the milliseconds, the floor, and the ratio of the two.
 
     Args:
-      about: what the JSON file says beside the rows: device, versions, arguments, bandwidth.
-      path: the file, written anew with every row, so that a run cut short leaves what it has; None: none.
+      about: further content of the JSON file: device, versions, arguments, bandwidth.
+      path: the JSON file. It is written again after every row, so that a run that is cut short leaves its figures.
+        None: no file is written.
     """
 
     def __init__(self, about: dict[str, Any], path: str | Path | None = None):
         self.about = about
         self.path = path
         self.rows: list[dict[str, Any]] = []
-        self.sections: dict[str, Any] = {}  # figures that are no row, by the name of what measured them
+        self.sections: dict[str, Any] = {}  # figures that are not rows, by the name of their measurement
         print(f"{'':<44}{'ms':>10} {'floor':>9} {'ratio':>6}")
 
     def add(self, name: str, seconds: float, floor: float | None = None, note: str = "", **figures: Any) -> None:
-        """A row; ``floor`` in seconds, ``figures`` for the file only."""
+        """Adds a row.
+
+        Args:
+          name: the name of the measurement.
+          seconds: the measured time.
+          floor: the shortest possible time in seconds; None: unknown.
+          note: a remark that is printed after the figures.
+          **figures: further figures, which only the file holds.
+        """
         self.rows.append(
             {"name": name, "ms": seconds * 1e3, "floor_ms": floor and floor * 1e3, "note": note, **figures}
         )
@@ -32,6 +41,7 @@ class Table:
         self.save()
 
     def save(self) -> None:
+        """Writes the JSON file, if there is one."""
         if self.path:
             text = json.dumps({**self.about, "rows": self.rows, **self.sections}, indent=1, allow_nan=False)
             Path(self.path).write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a time is taken: programs compiled side by side first, then run one after another with nothing else going on."""
+"""Takes times. Programs are first compiled side by side, then run one after another while nothing else runs."""
 
 import dataclasses
 import os
@@ -22,25 +22,29 @@ from specjax.models.lm import LM
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A jitted ``function(*arguments, count=count)`` that does the same thing ``count`` times over.
+    """A call ``function(*arguments, count=count)`` of a jitted function that repeats its work ``count`` times.
 
-    Repeating on the device leaves the host's share of a call out.
+    The repetition is on the device, so that the host's share of a call is left out.
     """
 
+    # The jitted function.
     function: Any
+    # Its arguments, but for ``count``.
     arguments: tuple
+    # The number of repetitions.
     count: int = 20
 
     def compile(self) -> None:
+        """Compiles the function for its arguments."""
         self.function.lower(*self.arguments, count=self.count).compile()
 
     def seconds(self, repeats: int = 5) -> float:
-        """Median seconds of one of the ``count``."""
+        """The median seconds of one of the ``count`` repetitions, over ``repeats`` calls."""
         return timed(lambda: self.function(*self.arguments, count=self.count), repeats) / self.count
 
 
 def timed(action: Callable[[], Any], repeats: int = 5) -> float:
-    """Median seconds of an action, after one that isn't counted."""
+    """The median seconds of an action over ``repeats`` runs. One more run comes first and is not counted."""
     jax.block_until_ready(action())
     times = []
     for _ in range(repeats):
@@ -51,9 +55,10 @@ def timed(action: Callable[[], Any], repeats: int = 5) -> float:
 
 
 def side_by_side(actions: Iterable[Callable[[], Any]]) -> None:
-    """Runs them in as many threads as there are processors: XLA compiles without holding Python's lock.
+    """Runs actions that compile in as many threads as there are processors. XLA compiles without Python's lock.
 
-    For compiling only. Whatever is compiled ahead (``jit(f).lower(...).compile()``) is there when ``f`` is called.
+    A program that is compiled ahead of time (``jit(f).lower(...).compile()``) is not compiled again when ``f`` is
+    called.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(action) for action in actions]:
@@ -61,15 +66,19 @@ def side_by_side(actions: Iterable[Callable[[], Any]]) -> None:
 
 
 def all_seconds(calls: Mapping[str, Call]) -> dict[str, float]:
-    """Each call's seconds, all compiled before the first is timed."""
+    """The seconds of each call. All calls are compiled before the first one is timed."""
     side_by_side(call.compile for call in calls.values())
     return {name: call.seconds() for name, call in calls.items()}
 
 
 def bandwidth(gigabytes: float) -> dict[str, float]:
-    """Bytes a second of reading and of copying (read plus write), on random data.
+    """The bandwidth of reading ("read") and of copying ("copy": read plus write), in bytes a second, on random data.
 
-    Reading is the faster of a maximum, which is a GPU's, and of a product with a vector, which is a CPU's.
+    Reading is measured with a maximum and with a product of a matrix and a vector, and the faster one counts. The
+    maximum is faster on a GPU, the product on a CPU.
+
+    Args:
+      gigabytes: the size of the data.
     """
     size, width = int(gigabytes * 1e9 / 2), 8192
     x = jax.jit(lambda key: jax.random.bits(key, (size,), jnp.uint16))(random.key(0))
@@ -83,7 +92,7 @@ def bandwidth(gigabytes: float) -> dict[str, float]:
 
 @partial(jax.jit, static_argnames="count")
 def _largest(x: jax.Array, count: int) -> jax.Array:
-    def body(i, most):  # of other values each time, so that no pass can be spared
+    def body(i, most):  # the values differ in each pass, so that the compiler can leave out no pass
         return jnp.maximum(most, jnp.max(x ^ i.astype(x.dtype)))
 
     return lax.fori_loop(0, count, body, jnp.zeros((), x.dtype))
@@ -100,8 +109,15 @@ def _copy(x: jax.Array, count: int) -> jax.Array:
 
 
 def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
-    """Read in one step, which may leave the model after some layers: all but the embedding table, of which a step reads
-    a row a token."""
+    """The bytes of weights that one step reads.
+
+    These are all weights but the embedding table, of which a step reads only one row for each token. A tied embedding
+    table is also the head, so it counts.
+
+    Args:
+      lm: the model.
+      exit_layer: the number of layers that the step runs; None: all layers.
+    """
     end = lm.config.num_hidden_layers if exit_layer is None else exit_layer
     layers = {name: layer for name, layer in lm.params["layers"].items() if int(name) < end}
     total = sum(leaf.nbytes for leaf in jax.tree.leaves({**lm.params, "layers": layers}))
@@ -110,27 +126,41 @@ def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A whole ``generate``: the median of several by its seconds of decoding."""
+    """One run of ``generate``: of several runs, the one with the median decoding time."""
 
-    prefill: float  # seconds
-    seconds: float  # of decoding
-    rounds: int  # of the row that took the most
+    # The seconds of prefill.
+    prefill: float
+    # The seconds of decoding.
+    seconds: float
+    # The number of rounds of the row that took the most.
+    rounds: int
+    # The new tokens of each row.
     tokens: list[list[int]]
+    # The counts of all rows together.
     totals: Totals
 
     @property
     def per_round(self) -> float:
+        """The seconds of a round."""
         return self.seconds / self.rounds
 
     @property
     def tokens_per_second(self) -> float:
+        """The new tokens of all rows in a second of decoding."""
         return self.totals.tokens / self.seconds
 
 
 def generations(lm: LM, prompts: list[list[int]], options: Mapping[str, dict], repeats: int = 3) -> dict[str, Run]:
-    """One ``generate`` for each set of options, all compiled before the first is timed."""
+    """The run of each set of options. All programs are compiled before the first run is timed.
+
+    Args:
+      lm: the target.
+      prompts: the token ids of each prompt.
+      options: the options of each run, by its name.
+      repeats: the number of times that each run is repeated.
+    """
     jobs = {name: prepare(lm, prompts, **given) for name, given in options.items()}
-    distinct = {}  # by what programs depend on: values of arrays, such as a temperature, are no part of that
+    distinct = {}  # one job for each program: a program does not depend on the values of arrays, such as a temperature
     for job in jobs.values():
         kinds = jax.tree.map(jax.typeof, (job.decoder.drafter, job.request, job.tokens))
         distinct[str((kinds, job.decoder.num_speculative_tokens, job.chunk))] = job
@@ -139,7 +169,7 @@ def generations(lm: LM, prompts: list[list[int]], options: Mapping[str, dict], r
 
 
 def _run(job: Job, repeats: int) -> Run:
-    job.warmup()  # the first run of a compiled program is slow too
+    job.warmup()  # the first run of a compiled program is slow
     results = [job.generate() for _ in range(repeats)]
     result = sorted(results, key=lambda result: result.seconds["decode"])[repeats // 2]
     rounds = max(m.num_steps for m in result.metrics)

@@ -1,4 +1,4 @@
-"""Other implementations on the very same weights: plain and speculative decoding, greedy, one request."""
+"""Other implementations on the same weights: plain and speculative decoding of one request, greedy."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,25 +10,34 @@ from specjax.measure.benchmark.timed import Run
 
 
 class Decoded(NamedTuple):
-    """One run of a peer. Seconds, steps and ``timed`` leave out the prefill, and what came along with it."""
+    """One run of a peer. The timed part of the run starts after the prefill and after the tokens that prefill gives."""
 
-    tokens: list[int]  # all new ones
-    timed: int  # how many of them came in those seconds
+    # All new tokens.
+    tokens: list[int]
+    # The number of tokens that the timed part gave.
+    timed: int
+    # The seconds of the timed part.
     seconds: float
-    steps: int  # target calls in those seconds
+    # The number of target calls in the timed part.
+    steps: int
 
 
 class Peer(Protocol):
-    """Made without touching a device; raises ValueError if what it needs is missing."""
+    """Another implementation. Making the object touches no device.
 
-    name: str  # with versions
+    Raises:
+      ValueError: while the object is made, if a package or a folder that it needs is missing.
+    """
+
+    # The name of the implementation, with versions.
+    name: str
 
     def load(self, case: Case) -> None:
         """Takes over the case's weights."""
         ...
 
     def decode(self, prompt: list[int], count: int, size: int) -> Decoded:
-        """``count`` tokens after the prompt, by a draft of ``size`` tokens at a time; 0 is plain decoding."""
+        """Generates ``count`` tokens after the prompt, and drafts ``size`` tokens at a time. 0 is plain decoding."""
         ...
 
     def free(self) -> None:
@@ -53,33 +62,50 @@ NAMES = tuple(_MAKERS)
 
 
 def load(names: Sequence[str], gpt_fast: str | None) -> list[Peer]:
-    """The peers by name, imported but without weights; ``gpt_fast`` is the folder of a checkout.
+    """The peers, imported but without weights.
+
+    Args:
+      names: of ``NAMES``.
+      gpt_fast: the folder of a checkout of gpt-fast, or None.
 
     Raises:
-      ValueError: a package or the folder is missing.
+      ValueError: a package or the folder is missing, or the folder is given without the peer "gpt-fast".
     """
     if gpt_fast is not None and "gpt-fast" not in names:
-        raise ValueError("--gpt-fast is used only with --peers gpt-fast")
+        raise ValueError("--gpt-fast is used only with --peers gpt-fast; add it to --peers, or leave the folder out")
     return [_MAKERS[name](gpt_fast) for name in names]
 
 
 def check(batch: int, devices: int, changes: Any) -> None:
-    """Raises ValueError for a case that peers can't run: they take one request, on one device, weights as they are."""
+    """Raises ValueError for a case that peers can't run.
+
+    Args:
+      batch: B. Peers run one request.
+      devices: the number of devices. Peers run on one.
+      changes: the options that store weights or caches in eight bits, if any. Peers run without these.
+    """
     if batch != 1 or devices != 1 or changes:
-        raise ValueError("--peers decode one request on one device in the models' own dtype, without quantisation")
+        raise ValueError(
+            "--peers decode one request on one device in the models' own dtype, without quantisation; got "
+            f"batch {batch}, {devices} device(s), quantisation {changes or 'none'}"
+        )
 
 
 def compare(peer: Peer, case: Case, table: Table, runs: Mapping[str, Run], repeats: int = 3) -> None:
-    """Two rows: the peer's plain step and its round, with our tokens a second over its own.
+    """Adds two rows: the peer's plain step and its round, with specjax's tokens a second over the peer's.
 
     Args:
-      runs: our "plain" and "T = 0", measured in this process.
+      peer: the peer.
+      case: the models and the request.
+      table: the table that the figures go to.
+      runs: specjax's runs "plain" and "T = 0", measured in this process.
+      repeats: the number of timed runs of the peer.
     """
     peer.load(case)
     prompt = case.prompts()[0]
     floors = {"step": case.step_floor, "round": case.num_speculative_tokens * case.draft_floor + case.step_floor}
-    for what, size, ours in (("step", 0, runs["plain"]), ("round", case.num_speculative_tokens, runs["T = 0"])):
-        peer.decode(prompt, case.max_new_tokens, size)  # compiles all that the others need, and is not counted
+    for kind, size, ours in (("step", 0, runs["plain"]), ("round", case.num_speculative_tokens, runs["T = 0"])):
+        peer.decode(prompt, case.max_new_tokens, size)  # this run compiles and is not counted
         found = [peer.decode(prompt, case.max_new_tokens, size) for _ in range(repeats)]
         speed = statistics.median(run.timed / run.seconds for run in found)
         run = min(found, key=lambda run: abs(run.timed / run.seconds - speed))
@@ -87,10 +113,10 @@ def compare(peer: Peer, case: Case, table: Table, runs: Mapping[str, Run], repea
         times = ours.tokens_per_second / speed
         right = sum(int(case.successor[a]) == b for a, b in zip(text[:-1], text[1:], strict=True))
         table.add(
-            f"{peer.name}, a {what}",
+            f"{peer.name}, a {kind}",
             run.seconds / run.steps,
-            floors[what],
-            f"{speed:.1f} tokens/s, {run.timed / run.steps:.2f} a {what}, specjax {times:.2f} x, "
+            floors[kind],
+            f"{speed:.1f} tokens/s, {run.timed / run.steps:.2f} a {kind}, specjax {times:.2f} x, "
             f"{right} of {len(run.tokens)} tokens as planted",
             tokens_per_second=speed,
             tokens_per_round=run.timed / run.steps,

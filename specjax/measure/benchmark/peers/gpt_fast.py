@@ -1,7 +1,8 @@
-"""gpt-fast (github.com/meta-pytorch/gpt-fast), run from the user's own checkout. Its speculative path works at 091515a.
+"""gpt-fast (github.com/meta-pytorch/gpt-fast), run from the user's own checkout.
 
-Its model differs from the published Llama 3 in what planted weights don't show: pairs of rotary dimensions, and no
-rope scaling. Bytes, shapes and text are the same.
+gpt-fast's speculative path works at commit 091515a. Its model differs from the published Llama 3 in two ways: it pairs
+rotary dimensions differently, and it has no rope scaling. Neither changes the output of planted weights. The bytes, the
+shapes and the text are the same.
 """
 
 import importlib
@@ -36,11 +37,14 @@ _LAYER_NAMES = {
 
 
 class GptFast:
-    """Compiled as its own command line does (CUDA graphs); on a CPU as it is."""
+    """gpt-fast as a peer.
+
+    On a GPU the model is compiled with CUDA graphs, as by gpt-fast's own command line. On a CPU it is not compiled.
+    """
 
     def __init__(self, folder: str | None):
         if folder is None:
-            raise ValueError("--peers gpt-fast needs --gpt-fast FOLDER, a checkout of it")
+            raise ValueError("--peers gpt-fast needs --gpt-fast FOLDER, a checkout of gpt-fast")
         missing = [name for name in ("model.py", "generate.py") if not (Path(folder) / name).is_file()]
         if missing:
             raise ValueError(
@@ -65,13 +69,17 @@ class GptFast:
     def _model(self, lm: LM, room: int) -> Any:
         c = lm.config
         if c.head_dim * c.num_attention_heads != c.hidden_size or c.attention_bias or c.mlp_bias:
-            raise ValueError("gpt-fast has no biases, and heads that add up to the hidden size")
+            raise ValueError(
+                "gpt-fast runs only models without biases whose heads add up to the hidden size; got "
+                f"{c.num_attention_heads} heads of size {c.head_dim}, hidden size {c.hidden_size}, attention_bias "
+                f"{c.attention_bias}, mlp_bias {c.mlp_bias}"
+            )
         state = {_renamed(name): tensor for name, tensor in weights.tensors(lm).items()}
         with self.torch.device("meta"):
             model = self.code.Transformer(_arguments(self.shapes, c, room))
         model.load_state_dict(state, assign=True)
         with self.torch.device(model.output.weight.device):
-            model.setup_caches(max_batch_size=1, max_seq_length=room)  # at once as large as any run needs
+            model.setup_caches(max_batch_size=1, max_seq_length=room)  # as large as any run needs
         return model.eval().requires_grad_(False)
 
     def decode(self, prompt: list[int], count: int, size: int) -> Decoded:
@@ -86,10 +94,10 @@ class GptFast:
             speculate_k=size,
             temperature=0.0,
         )
-        tokens = out[len(prompt) :].tolist()  # waits for the device
+        tokens = out[len(prompt) :].tolist()  # this waits for the device
         seconds = time.perf_counter() - self.prefilled
         steps = sum(stats["accept_counts"]) if size else count - 1
-        return Decoded(tokens, count - 1, seconds, steps)  # prefill gives the first token
+        return Decoded(tokens, count - 1, seconds, steps)  # the first token comes from prefill and is not timed
 
     def free(self) -> None:
         self.target = self.draft = None
@@ -97,7 +105,7 @@ class GptFast:
         weights.free()
 
     def _time_prefill(self) -> None:
-        """Notes when the last prefill (target's, then draft's) was done."""
+        """From now on, ``self.prefilled`` is the time at which the last prefill ended. The draft's comes last."""
         prefill = self.code.prefill
 
         def timed(*args, **kwargs):
@@ -110,7 +118,10 @@ class GptFast:
         self.code.prefill = timed
 
     def _cloned(self, function: Callable) -> Callable:
-        """A CUDA graph's outputs are overwritten by its next run, and gpt-fast keeps some of them longer."""
+        """``function`` with copied outputs.
+
+        The next run of a CUDA graph overwrites the outputs of the last run, and gpt-fast keeps some of them longer.
+        """
 
         def call(*args, **kwargs):
             return self.torch.utils._pytree.tree_map(lambda x: x.clone(), function(*args, **kwargs))
@@ -140,9 +151,13 @@ def _arguments(shapes: Any, c: LlamaConfig, room: int) -> Any:
 
 
 def _import(folder: str) -> tuple[Any, Any]:
-    """Its modules ``generate`` and ``model``, left under these names, common as they are: torch.compile looks there."""
+    """gpt-fast's modules ``generate`` and ``model``.
+
+    They stay in ``sys.modules`` under these common names, because torch.compile looks for them there.
+    """
     path, before = list(sys.path), sys.modules.get("tokenizer")
-    tokenizer = types.ModuleType("tokenizer")  # ids go in and out, and its own wants packages for text
+    # The real module ``tokenizer`` needs packages for text. Only token ids go in and out, so an empty module will do.
+    tokenizer = types.ModuleType("tokenizer")
     tokenizer.get_tokenizer = None  # type: ignore[attr-defined]
     sys.modules["tokenizer"] = tokenizer
     sys.path.insert(0, str(Path(folder).resolve()))

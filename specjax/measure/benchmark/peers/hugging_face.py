@@ -1,4 +1,4 @@
-"""transformers: ``generate`` as it comes, plain and assisted by the draft model."""
+"""Hugging Face transformers: its ``generate``, plain and assisted by the draft model."""
 
 import time
 from typing import Any
@@ -10,6 +10,8 @@ from specjax.models.lm import LM
 
 
 class Transformers:
+    """transformers as a peer."""
+
     def __init__(self):
         self.torch, self.package = weights.imported("torch"), weights.imported("transformers")
         self.name = f"transformers {self.package.__version__}, torch {self.torch.__version__.split('+')[0]}"
@@ -21,10 +23,10 @@ class Transformers:
         self.target, self.draft = self.model(case.target), self.model(case.draft)
 
     def model(self, lm: LM) -> Any:
-        """``LlamaForCausalLM`` on the weights of ``lm``, where they are.
+        """transformers' Llama on the weights of ``lm``, which stay where they are.
 
         Raises:
-          ValueError: transformers names other tensors.
+          ValueError: transformers has other names for the tensors.
         """
         state = weights.tensors(lm)
         some = state["model.norm.weight"]
@@ -44,7 +46,7 @@ class Transformers:
         if size:
             settings = self.draft.generation_config
             settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = size, "constant"
-            settings.assistant_confidence_threshold = 0.0  # always draft that many
+            settings.assistant_confidence_threshold = 0.0  # always draft ``size`` tokens
             helper = {"assistant_model": self.draft}
         out = self.target.generate(
             ids,
@@ -55,7 +57,7 @@ class Transformers:
             **helper,
         )
         tokens = out[0, len(prompt) :].tolist()
-        # The prompt is put first, without a call; the first call reads it too and is not counted.
+        # The streamer gets the prompt first, before any call. The first call reads the prompt and is not timed.
         times, counts = clock.times[1:], clock.counts[1:]
         return Decoded(tokens, sum(counts[1:]), times[-1] - times[0], len(times) - 1)
 
@@ -65,7 +67,7 @@ class Transformers:
 
 
 class Clock:
-    """A streamer: when the tokens of each target call were on the host, and how many."""
+    """A streamer that keeps, for each target call, the time at which its tokens were on the host, and their number."""
 
     def __init__(self):
         self.times: list[float] = []

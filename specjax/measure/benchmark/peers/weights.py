@@ -1,4 +1,4 @@
-"""Our weights as torch tensors, in the same memory."""
+"""specjax's weights as torch tensors in the same memory."""
 
 import gc
 import importlib
@@ -14,18 +14,19 @@ def imported(package: str) -> Any:
     """A package that only peers need.
 
     Raises:
-      ValueError: it isn't installed.
+      ValueError: the package can't be imported.
     """
     try:
         return importlib.import_module(package)
     except ImportError as problem:
-        raise ValueError(f"--peers needs {package}, which can't be imported ({problem})") from problem
+        raise ValueError(f"--peers needs {package}, which can't be imported ({problem}); install it") from problem
 
 
 def tensors(lm: LM) -> dict[str, Any]:
-    """Hugging Face names to torch tensors where the weights are: views, but for q, k and v, which are copied out.
+    """The weights as torch tensors by their Hugging Face names, on the device where the weights are.
 
-    Nothing may write to them: JAX takes its arrays as constant.
+    The tensors are views of the weights, except those of q, k and v, which are copies. Nothing may write to a view,
+    because JAX relies on its arrays being constant.
     """
     torch = imported("torch")
     found = {}
@@ -39,7 +40,7 @@ def tensors(lm: LM) -> dict[str, Any]:
 
 
 def free() -> None:
-    """Returns what torch no longer uses to the device."""
+    """Gives the memory that torch no longer uses back to the device."""
     torch = imported("torch")
     gc.collect()
     torch.cuda.empty_cache()
