@@ -2,7 +2,7 @@
 
 A draft proposes K tokens. The target judges all of them after one call. The text then follows the target's own law
 (Leviathan et al. 2023, algorithm 1). specjax runs the same method for many texts at once in specjax/decode/round.py and
-specjax/verify/rejection.py. tests/test_documents.py holds both to equal tokens.
+specjax/verify/rejection.py. tests/scripts/test_documents.py holds both to equal tokens.
 
 ``target`` and ``draft`` are functions from n tokens to probabilities f32[n, V]: row i is the law of the token after
 token i. Run this file to see that the second token of many texts has the target's law.

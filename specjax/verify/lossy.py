@@ -1,6 +1,7 @@
 """Verifiers that trade exactness for acceptance. ``generate`` refuses them unless ``lossy=True``.
 
-docs/exactness.md lists the error of each verifier on small tables, in total variation; tests/test_lossy.py measures it.
+docs/exactness.md lists the error of each verifier on small tables, in total variation;
+tests/verify/test_lossy.py measures it.
 No verdict depends on tokens past a refusal. So a refused position may be drawn again with the same key, as for
 ``Rejection``.
 """

@@ -17,7 +17,7 @@ from specjax.measure import timing
 from specjax.models import parallel
 from specjax.report import record
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(name):
@@ -164,7 +164,7 @@ def test_filters_without_a_temperature_are_said_to_do_nothing(capsys, folder):
 
 def test_json_to_a_file_keeps_the_text_and_the_rounds(capsys, folder, tmp_path, monkeypatch):
     calls = {"plain_step": 0.1, "draft": 0.01, "verify": {"1": 0.1, "6": 0.2}}
-    # The real ones take as long to compile as the run; tests/test_record.py has them.
+    # The real ones take as long to compile as the run; tests/report/test_record.py has them.
     monkeypatch.setattr(timing, "calls", lambda lm, prompts, **options: calls)
     args = ("--model", folder, "--prompt", "abcabc", "--profile")
     code, out, _ = run(capsys, *args, "--json", str(tmp_path / "run.json"))

@@ -1,4 +1,4 @@
-"""The exact law of a round on tables (tests/tables.py).
+"""The exact law of a round on tables (tests/support/tables.py).
 
 Every draft is one row of a batch, weighted with its probability, and the acceptance uniforms are integrated away.
 """

@@ -14,7 +14,7 @@ import specjax
 from specjax import testing
 from specjax.drafters import DraftModel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 

@@ -21,7 +21,7 @@ from convert import llama_weights as convert_llama
 from convert.source import open_source
 from specjax.models.config import from_hf
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HF = {**TINY, "vocab_size": 272, "eos_token_id": 1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
 
 

@@ -12,7 +12,7 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 # The one module, of an empty package: importing all of specjax would take seconds a process.
 RUN = f"""import sys, types
 sys.modules["specjax"] = package = types.ModuleType("specjax")
-package.__path__ = [{str(Path(__file__).parents[1] / "specjax")!r}]
+package.__path__ = [{str(Path(__file__).parents[2] / "specjax")!r}]
 from cli.parser import refusing
 sys.exit(refusing(lambda: ACTION))"""
 
