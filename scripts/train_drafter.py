@@ -179,7 +179,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     if args.texts is not None and args.texts.is_file():
         if args.unused:  # this is no error: the same command continues a run that was cut short
             unused = " ".join(args.unused)
-            print(f"{args.texts} exists and is read as it is; {unused} would only be used to sample it", flush=True)
+            print(f"{args.texts} is there and is read as it is; {unused} would only be used to sample it", flush=True)
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     made = dialogues(

@@ -220,7 +220,9 @@ def settle(args: argparse.Namespace) -> None:
                     raise ValueError(f"--{option} {chosen} needs {flag(name)}")
                 setattr(args, name, spec["default"])
     if args.adaptive and args.drafter in ("none", "jacobi", "lookahead", "tree-model"):
-        raise ValueError(f"--adaptive chooses how much to draft, and with --drafter {args.drafter} there is no choice")
+        raise ValueError(
+            f"--adaptive chooses how much to draft; with --drafter {args.drafter} there is nothing to choose"
+        )
 
 
 def build(target: LM, args: argparse.Namespace) -> Drafter:
