@@ -31,8 +31,8 @@ class Retrieval(OftenSilent):
     tokens: jax.Array = dataclasses.field(repr=False)
     # i32[N] The places of the sorted suffixes: ``Datastore.order``.
     order: jax.Array = dataclasses.field(repr=False)
-    # i32[] The largest token id, on the host: ``plan`` compares it with the target's vocabulary.
-    highest: np.ndarray
+    # The largest token id; static. ``plan`` compares it with the target's vocabulary.
+    highest: int
     # The most and the fewest tokens of a match.
     retrieval_max: int = 8
     retrieval_min: int = 2
@@ -60,8 +60,7 @@ class Retrieval(OftenSilent):
                 f"{retrieval_min!r}, {retrieval_max!r} and {candidates!r}"
             )
         tokens, order = jnp.asarray(np.asarray(datastore.tokens)), jnp.asarray(np.asarray(datastore.order))
-        highest = np.asarray(np.max(datastore.tokens))
-        return cls(tokens, order, highest, retrieval_max, retrieval_min, candidates)
+        return cls(tokens, order, int(np.max(datastore.tokens)), retrieval_max, retrieval_min, candidates)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         vocab = target.vocab_size
@@ -152,6 +151,6 @@ class Retrieval(OftenSilent):
 
 jax.tree_util.register_dataclass(
     Retrieval,
-    data_fields=["tokens", "order", "highest"],
-    meta_fields=["retrieval_max", "retrieval_min", "candidates"],
+    data_fields=["tokens", "order"],
+    meta_fields=["highest", "retrieval_max", "retrieval_min", "candidates"],
 )

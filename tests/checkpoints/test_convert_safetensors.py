@@ -48,7 +48,7 @@ def test_every_dtype_is_bit_exact(tmp_path):
 
 
 def test_reading_safetensors_imports_no_torch():
-    code = "import sys, convert.source, specjax.load; assert 'torch' not in sys.modules"
+    code = "import sys, convert.source, specjax.checkpoints.load; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

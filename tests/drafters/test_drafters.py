@@ -62,7 +62,7 @@ def test_prompt_lookup_takes_the_longest_then_the_latest_match_and_goes_on_with_
 
 class _State:
     def __init__(self, tokens, lengths):
-        self.tokens, self.lengths = tokens, lengths
+        self.tokens, self.lengths, self.cache = tokens, lengths, None
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])

@@ -261,7 +261,7 @@ def test_a_trees_round_can_be_timed_and_its_alpha_cannot():
     job = prepare(LM, PROMPTS, drafter=FirstOf(PromptLookup(), TREE), **options)
     calls = timing.calls(job, count=1, repeats=1)
     assert list(calls["verify"]) == ["4", "16"]
-    with pytest.raises(ValueError, match="one chain's"):
+    with pytest.raises(ValueError, match="alpha is defined for chains"):
         acceptance.measure(LM, PROMPTS, TREE, 3, 4)
 
 

@@ -44,6 +44,7 @@ def test_ranges_hold_every_occurrence_and_nothing_else(size):
 class State(NamedTuple):
     tokens: jax.Array
     lengths: jax.Array
+    cache: None = None
 
 
 PROPOSE = jax.jit(

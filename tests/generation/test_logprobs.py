@@ -70,8 +70,8 @@ def test_what_is_not_asked_for_is_not_computed(asked, own, best):
     assert (event.logprob is not None) == own and (event.top_logprobs is not None) == (best is not None)
     job = prepare(LM, PROMPTS, logprobs=asked, **given("twin"))
     state, info = jax.eval_shape(lambda: job.decoder.round(job.start()))
-    assert (state.logprobs is not None) == own
-    for held in (state.top, info.top):
+    assert (state.history.logprobs is not None) == own
+    for held in (state.history.top, info.top):
         assert (held is not None) == (best is not None)
 
 

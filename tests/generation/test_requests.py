@@ -114,7 +114,7 @@ HUGE = (1 << 31, 1 << 63, 10**30)
 
 @pytest.mark.parametrize("huge", HUGE)
 def test_sizes_beyond_every_text_and_vocabulary_mean_all_of_it(huge):
-    plain, room = job().request, job(max_new_tokens=huge)
+    plain, room = job(), job(max_new_tokens=huge)
     assert job(top_k=huge).request.sampling.top_k.tolist() == [50]
     assert job(max_new_tokens=huge).request.limit.tolist() == [256]
     assert job(drafter="ngram", num_speculative_tokens=huge).decoder.num_speculative_tokens == 256

@@ -150,9 +150,9 @@ def test_rollback_equals_a_fresh_prefill(name):
     """Rejected tokens leave stale entries in every layer; whatever those hold, what follows doesn't see them."""
     lm, kept, capacity = checkpoint(name)[2], np.array([6, 9]), TOKENS.shape[1]
     _, cache = prefill(lm, TOKENS)
-    before = jax.tree.map(jnp.shape, cache)
+    before = [x.shape for x in jax.tree.leaves(cache)]
     stale = np.arange(capacity) >= kept[:, None]  # [B, S]
-    filled = [tuple(np.where(stale[:, None, :, None], np.float32(1e4), x) for x in leaves) for leaves in cache[:2]]
+    filled = jax.tree.map(lambda x: np.where(stale[:, None, :, None], np.float32(1e4), x), (cache.keys, cache.values))
     cache = jax.tree.map(jnp.asarray, kv.KVCache(*filled, kept.astype(np.int32)))
     logits, cache = feed(lm, OTHERS[:, :6], cache)
     fresh = TOKENS.copy()
@@ -162,7 +162,7 @@ def test_rollback_equals_a_fresh_prefill(name):
     for row, length in enumerate(kept):
         # Two programs, so they round apart; a single stale entry would be far outside.
         np.testing.assert_allclose(logits[row], alone[row, length : length + 6], atol=1e-4, rtol=0)
-    assert jax.tree.map(jnp.shape, cache) == before
+    assert [x.shape for x in jax.tree.leaves(cache)] == before
     compiled = call._cache_size()
     feed(lm, OTHERS[:, :6], kv.with_lengths(cache, jnp.array(kept - 1, jnp.int32)))
     assert call._cache_size() == compiled, "another length must not compile again"
@@ -171,7 +171,7 @@ def test_rollback_equals_a_fresh_prefill(name):
 def test_the_first_token_of_an_empty_row_sees_only_itself():
     lm = checkpoint("llama3")[2]
     full = jax.tree.map(lambda x: np.full(x.shape, 1e4, x.dtype), lm.alloc_cache(2, TOKENS.shape[1]))
-    logits, _ = feed(lm, TOKENS[:, :1], full._replace(lengths=jnp.zeros(2, jnp.int32)))
+    logits, _ = feed(lm, TOKENS[:, :1], full.replace(lengths=jnp.zeros(2, jnp.int32)))
     np.testing.assert_allclose(logits, oracle_logits("llama3", TOKENS)[:, :1], atol=2e-4, rtol=0)
 
 

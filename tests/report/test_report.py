@@ -65,8 +65,8 @@ def test_figures_of_a_run_are_those_of_a_count_by_hand(whole):
     # Both rows: each round accepts one of the draft and corrects the next.
     found = analysis.totals(whole)
     drafted = [m.per_step_drafted for m in analysis.all_metrics(whole)]
-    assert found.tokens == 24 and found.history.drafted == sum(map(sum, drafted))
-    assert [accepted for _, accepted in analysis.positions(whole)] == [found.history.accepted, 0, 0]
+    assert found.tokens == 24 and found.drafted == sum(map(sum, drafted))
+    assert [accepted for _, accepted in analysis.positions(whole)] == [found.accepted, 0, 0]
     assert sum(judged for judged, _ in analysis.positions(whole)) == found.judged
     plain, counts = analysis.histogram(whole)
     assert plain + sum(counts) == found.steps and counts[2:] == [0, 0]

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from test_scripts import script as script_of
 
+ROOT = Path(__file__).resolve().parents[2]
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 # The one module, of an empty package: importing all of specjax would take seconds a process.
 RUN = f"""import sys, types
+sys.path.insert(0, {str(ROOT / "scripts")!r})
 sys.modules["specjax"] = package = types.ModuleType("specjax")
-package.__path__ = [{str(Path(__file__).parents[2] / "specjax")!r}]
+package.__path__ = [{str(ROOT / "specjax")!r}]
 from cli.parser import refusing
 sys.exit(refusing(lambda: ACTION))"""
 

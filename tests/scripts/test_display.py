@@ -45,7 +45,7 @@ def test_text_is_coloured_on_a_terminal(capsys, monkeypatch, folder, flags):  # 
 def test_the_demonstration_says_what_plain_decoding_would_have_taken(capsys, monkeypatch, folder):  # noqa: F811
     generate_script = script("generate")
     monkeypatch.setattr(generate_script, "read_prompts", lambda args: ["abcabcabc"])
-    monkeypatch.setattr(timing, "plain_step", lambda lm, prompts, **options: 0.25)
+    monkeypatch.setattr(timing, "plain_step", lambda job: 0.25)
     assert generate_script.main(["--model", folder, "--max-new-tokens", "12"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("plain decoding would have taken about 3.00 s (12 steps of 250 ms, as timed")

@@ -127,7 +127,7 @@ def test_planted_exit_follows_its_cycle_and_is_right_early_at_the_rate_asked_for
     config = dataclasses.replace(TINY, max_position_embeddings=1024, **shape)
     lm, pi = testing.planted_exit(config, 2, alpha=0.75, dtype=dtype)
     tokens = jnp.arange(400)[:, None]
-    exit_run = LayerSkip(exit_layer=2).run(lm.config)
+    exit_run = LayerSkip(exit_layer=2).run(lm.config.num_hidden_layers)
     full, early = (lm(tokens, lm.alloc_cache(400, 1), run=run).logits[:, 0] for run in (None, exit_run))
     assert np.array_equal(full.argmax(-1), pi) and np.mean(np.asarray(early.argmax(-1)) == pi) == 0.75
     assert float(jnp.min(jnp.take_along_axis(jax.nn.softmax(full), jnp.asarray(pi)[:, None], 1))) > 0.99

@@ -10,7 +10,7 @@ from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
 
 from specjax import drafters, generate, stream, testing
-from specjax.checkpoints import load
+from specjax.checkpoints.load import load
 from specjax.text.tokenizer import Tokenizer, check_same_tokenizer
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
