@@ -124,7 +124,7 @@ def block_judged_with_the_full_residual():
     wrap(block, "remainder", lambda f: lambda p, draft, w, count: f(p, draft, jnp.ones_like(w), count))
 
 
-@fault(SIBLINGS, TREE_SIBLINGS("skewed"), TREE_LAW)
+@fault(SIBLINGS, TREE_SIBLINGS("skewed"))
 def siblings_share_one_softmax():
     for module in (multi, verify):
         module.without_replacement = lambda q, drawn: jnp.repeat(q[:, None], drawn.shape[1], axis=1)
