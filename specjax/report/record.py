@@ -135,25 +135,10 @@ def run(
     Raises:
       ValueError: the parts contradict each other.
     """
-    completions, best = [], result.top_logprobs
+    completions = []
     for i, prompt in enumerate(listed(prompts)):
-        tokens, text = result.tokens[i], result.texts[i] if result.texts else None
-        completion = {
-            "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
-            "prompt_tokens": len(result.prompt_tokens[i]),
-            "prompt_token_ids": result.prompt_tokens[i],
-            "seed": result.seeds[i] if result.seeds else None,
-            "text": text,
-            "tokens": tokens,
-            "pieces": None if tokenizer is None else pieces_of(tokenizer, tokens),
-            "origins": result.metrics[i].origins(),
-            "logprobs": None if result.logprobs is None else result.logprobs[i],
-            "top_logprobs": None if best is None else [[list(pair) for pair in pairs] for pairs in best[i]],
-            "finish_reason": result.finish_reasons[i],
-            "metrics": result.metrics[i].to_dict(),
-            "rounds": None if rounds is None else list(rounds[i]),
-        }
-        completions.append(completion)
+        completion = _completion(result, i, prompt, tokenizer)
+        completions.append({**completion, "rounds": None if rounds is None else list(rounds[i])})
     record = {
         "format": FORMAT,
         "version": VERSION,
@@ -166,6 +151,25 @@ def run(
     }
     check(record)
     return record
+
+
+def _completion(result: Result, i: int, prompt: Any, tokenizer: Any | None) -> dict[str, Any]:
+    """The part of a record that tells of prompt ``i``, without its rounds."""
+    tokens, best = result.tokens[i], result.top_logprobs
+    return {
+        "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
+        "prompt_tokens": len(result.prompt_tokens[i]),
+        "prompt_token_ids": result.prompt_tokens[i],
+        "seed": result.seeds[i] if result.seeds else None,
+        "text": result.texts[i] if result.texts else None,
+        "tokens": tokens,
+        "pieces": None if tokenizer is None else pieces_of(tokenizer, tokens),
+        "origins": result.metrics[i].origins(),
+        "logprobs": None if result.logprobs is None else result.logprobs[i],
+        "top_logprobs": None if best is None else [[list(pair) for pair in pairs] for pairs in best[i]],
+        "finish_reason": result.finish_reasons[i],
+        "metrics": result.metrics[i].to_dict(),
+    }
 
 
 def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:

@@ -61,6 +61,29 @@ def planted_pair(
     return target, parallel.replicate(draft, mesh), pi
 
 
+def _check_exit(config: LlamaConfig, exit_layer: int) -> None:
+    """Raises ValueError if the exit or the width of the MLP is out of range."""
+    last, half = config.num_hidden_layers - 1, config.hidden_size // 2
+    if not 1 <= exit_layer <= last:
+        raise ValueError(
+            f"exit_layer must be from 1 to {last}, so that a later layer can remove the guess; got {exit_layer!r}"
+        )
+    if config.intermediate_size < half:
+        raise ValueError(
+            f"the MLP must be at least {half} wide to take half of a hidden state away, got {config.intermediate_size}"
+        )
+
+
+def _two_voices(embed, before, before_guess, peak):
+    """Embeddings whose halves have one norm and whose first entry is 1, and head rows that read both halves."""
+    half = embed.shape[1] // 2
+    x = embed.astype(jnp.float32).reshape(len(embed), 2, half)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+    said, guessed = x[before, 0].at[:, 0].set(0.0), x[before_guess, 1]
+    head = jnp.concatenate([said, 2.0 * guessed], axis=1) * (peak / half)
+    return x.reshape(len(embed), -1).at[:, 0].set(1.0).astype(embed.dtype), head.astype(embed.dtype)
+
+
 def planted_exit(
     config: LlamaConfig,
     exit_layer: int,
@@ -90,13 +113,8 @@ def planted_exit(
     Raises:
       ValueError: alpha, the layer or the shape is out of range.
     """
-    layers, half, wide = config.num_hidden_layers, config.hidden_size // 2, config.intermediate_size
-    if not 1 <= exit_layer < layers:
-        raise ValueError(
-            f"exit_layer must be from 1 to {layers - 1}, so that a later layer can remove the guess; got {exit_layer!r}"
-        )
-    if wide < half:
-        raise ValueError(f"the MLP must be at least {half} wide to take half of a hidden state away, got {wide}")
+    half = config.hidden_size // 2
+    _check_exit(config, exit_layer)
     pi, guess = _successors(config.vocab_size, alpha, seed)
     model = planted_lm(config, pi, 2 * seed, dtype, peak, mesh)
     params = model.params
@@ -104,17 +122,11 @@ def planted_exit(
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return jax.device_put(new.astype(old.dtype), old.sharding)
 
-    def two_voices(embed, before, before_guess):
-        """Embeddings whose halves have one norm and whose first entry is 1, and head rows that read both halves."""
-        x = embed.astype(jnp.float32).reshape(len(embed), 2, half)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
-        said, guessed = x[before, 0].at[:, 0].set(0.0), x[before_guess, 1]
-        head = jnp.concatenate([said, 2.0 * guessed], axis=1) * (peak / half)
-        return x.reshape(len(embed), -1).at[:, 0].set(1.0).astype(embed.dtype), head.astype(embed.dtype)
-
     where = params["embed"].sharding, params["lm_head"].sharding
     before, before_guess = (jnp.asarray(np.argsort(x), jnp.int32) for x in (pi, guess))
-    params["embed"], params["lm_head"] = jax.jit(two_voices, out_shardings=where)(params["embed"], before, before_guess)
+    params["embed"], params["lm_head"] = jax.jit(
+        lambda embed: _two_voices(embed, before, before_guess, peak), out_shardings=where
+    )(params["embed"])
     # The entry that is always 1 holds the gate of the MLP at 16. The MLP is then linear and adds minus the second half.
     mlp, index = params["layers"][str(exit_layer)]["mlp"], jnp.arange(half)
     gate_up, down = mlp["gate_up"]["weight"], mlp["down"]["weight"]
