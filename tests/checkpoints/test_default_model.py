@@ -61,7 +61,7 @@ def test_shipped_drafters_write_the_plain_text_in_fewer_steps(lm, plain, name, l
 
 def test_transformers_writes_the_plain_text(lm, plain):
     pytest.importorskip("torch")
-    from test_scripts import script
+    from commands import script
 
     theirs = script("parity").transformers_greedy(lm, plain.prompt_tokens, 32)
     assert plain.tokens == theirs

@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from commands import run
 from test_chat import chatml
 from test_convert_checkpoint import HF, write_hf
-from test_scripts import run
 from test_tokenizer import byte_level
 
 from convert import checkpoint

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from test_scripts import script
+from commands import script
 
 from convert.llama_weights import to_hf as to_hf_tensors
 from specjax import generate

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from cli.prompt_files import read_prompts
+from commands import script
 from test_convert_checkpoint import HF, write_hf
-from test_scripts import script
 from test_tokenizer import byte_level
 
 from specjax import generate, testing

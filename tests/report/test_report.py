@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from itertools import zip_longest
 
 import pytest
+from commands import script
 from test_record import DRAFT, SETTINGS, SIZE, Letters, streamed
-from test_scripts import script
 
 from specjax import report
 from specjax.drafters import TreeModel

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_scripts import script as script_of
+from commands import script as script_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cli import display
-from test_scripts import folder, run, script  # noqa: F401
+from commands import run, script
 
 from specjax import generate, stream, testing
 from specjax.drafters import PromptLookup
@@ -29,7 +29,7 @@ def test_each_event_says_where_its_token_came_from():
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-stream",), ("--prompt", "xyz")])
-def test_text_is_coloured_on_a_terminal(capsys, monkeypatch, folder, flags):  # noqa: F811
+def test_text_is_coloured_on_a_terminal(capsys, monkeypatch, folder, flags):
     args = ("--model", folder, "--prompt", "abcabcabc", *flags)
     plain = run(capsys, *args)[1]
     assert "\033" not in plain
@@ -42,7 +42,7 @@ def test_text_is_coloured_on_a_terminal(capsys, monkeypatch, folder, flags):  # 
     assert "\033" not in run(capsys, *args)[1]
 
 
-def test_the_demonstration_says_what_plain_decoding_would_have_taken(capsys, monkeypatch, folder):  # noqa: F811
+def test_the_demonstration_says_what_plain_decoding_would_have_taken(capsys, monkeypatch, folder):
     generate_script = script("generate")
     monkeypatch.setattr(generate_script, "read_prompts", lambda args: ["abcabcabc"])
     monkeypatch.setattr(timing, "plain_step", lambda job: 0.25)

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
+from commands import run
 from test_convert_checkpoint import HF, write_hf
-from test_scripts import run
 from test_special_tokens import added, saved
 from test_tokenizer import byte_level
 from tokenizers import pre_tokenizers
