@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.head_tensors import open_folder
 from convert.llama_weights import Filler, Part, Sheet, norm, sublayers, whole
-from convert.source import read_json
+from specjax.checkpoints.json_file import read_json
 from specjax.drafters.eagle import Eagle
 from specjax.models import config_values as values
 from specjax.models import modules

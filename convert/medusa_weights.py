@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from convert.head_tensors import open_folder
 from convert.llama_weights import Filler, Part, Sheet, whole
-from convert.source import read_json
+from specjax.checkpoints.json_file import read_json
 from specjax.drafters.medusa import Medusa
 from specjax.models import config_values as values
 from specjax.models import modules

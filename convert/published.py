@@ -4,7 +4,7 @@ from pathlib import Path
 
 from convert import eagle_weights as eagle
 from convert import medusa_weights as medusa
-from convert.source import read_json
+from specjax.checkpoints.json_file import read_json
 from specjax.decode.types import Drafter
 from specjax.models.lm import LM
 

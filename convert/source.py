@@ -1,6 +1,5 @@
 """Opens a checkpoint of another format, GGUF or Hugging Face's: config, tokenizer, and the stream of its tensors."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from convert import llama_weights as llama
 from convert import safetensors
+from specjax.checkpoints.json_file import read_json
 from specjax.models.config import LlamaConfig, from_hf
 from specjax.text.tokenizer import Tokenizer
 
@@ -105,14 +105,3 @@ def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) 
             f"{config.vocab_size}, so {len(words)} of its ordinary tokens are none of the model's, first id {first} "
             f"{words[first]!r}; the tokenizer and the model don't belong together"
         )
-
-
-def read_json(path: Path) -> dict:
-    """The object in a JSON file. Raises ValueError if the file holds anything else."""
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object")
-    return data

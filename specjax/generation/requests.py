@@ -26,6 +26,7 @@ from specjax.decode.sampling import NO_TOKEN, EarlyStops, SamplingParams, TokenB
 from specjax.decode.types import Request
 from specjax.generation import known_ids
 from specjax.generation.options import Options, seeds
+from specjax.generation.padding import padded
 from specjax.generation.stops import stop_ids
 from specjax.models import tuning
 from specjax.models.lm import LM
@@ -192,7 +193,7 @@ def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> T
         listed.append({**(entries or {}), **dict.fromkeys(unknown, -math.inf)})
     return TokenBias(
         _id_lists([list(entries) for entries in listed]),
-        jnp.asarray(_padded([list(entries.values()) for entries in listed], 0.0, np.float32)),
+        jnp.asarray(padded([list(entries.values()) for entries in listed], 0.0, np.float32)),
     )
 
 
@@ -224,16 +225,4 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> ja
 
 def _id_lists(rows: Sequence[Sequence[int]]) -> jax.Array:
     """Lists of ids as one array, padded with NO_TOKEN. -> i32[B, E]."""
-    return jnp.asarray(_padded(rows, NO_TOKEN, np.int32))
-
-
-def _padded(rows: Sequence[Sequence[Any]], filler: Any, dtype: Any) -> np.ndarray:
-    """Lists as one array [B, E], padded with ``filler``.
-
-    E is a power of two and at least 4. A slightly longer list thus seldom needs another compiled program.
-    """
-    longest = max(map(len, rows))
-    padded = np.full((len(rows), max(4, 1 << max(0, longest - 1).bit_length())), filler, dtype)
-    for line, row in zip(padded, rows, strict=True):
-        line[: len(row)] = row
-    return padded
+    return jnp.asarray(padded(rows, NO_TOKEN, np.int32))

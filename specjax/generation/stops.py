@@ -6,6 +6,7 @@ import numpy as np
 
 from specjax.decode.numeric import is_int
 from specjax.decode.sampling import NO_TOKEN
+from specjax.generation.padding import padded
 from specjax.models.model import Model
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ def stop_token_ids(lm: Model, options: "Options") -> list[int]:
 def stop_ids(lm: Model, options: "Options", batch: int) -> np.ndarray:
     """The tokens that end each row, the same in every row, padded with NO_TOKEN. -> i32[B, E].
 
-    E is a multiple of 4. One more stop token thus seldom needs another compiled program.
-
     Raises:
       ValueError: ``eos_token_id`` holds a value that is no id of the model.
     """
-    ids = stop_token_ids(lm, options)
-    padded = np.full(max(4, -(-len(ids) // 4) * 4), NO_TOKEN, np.int32)
-    padded[: len(ids)] = ids
-    return np.tile(padded, (batch, 1))
+    return padded([stop_token_ids(lm, options)] * batch, NO_TOKEN, np.int32)

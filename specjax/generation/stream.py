@@ -76,6 +76,7 @@ class Stream:
             return
         jax.block_until_ready(state.lengths)
         self._seconds["prefill"] = time.perf_counter() - began
+        released = [False] * len(self._rows)  # the rows that the host has ended so far
         began = time.perf_counter()
         state, info = decoder.round(state)
         while True:
@@ -87,11 +88,11 @@ class Stream:
             for index, row in enumerate(self._rows):
                 if row.finish_reason is None and not row.failed:
                     yield from self._advance(index, row, info)
-            ended = [row.finish_reason is not None or row.failed for row in self._rows]
-            if all(ended):
+            if all(row.finish_reason is not None or row.failed for row in self._rows):
                 break
-            if any(row.text and row.text.stopped for row in self._rows):  # the device knows nothing of stop strings
-                state = rows.release(state, jnp.asarray(ended))
+            stopped = [row.text is not None and row.text.stopped for row in self._rows]
+            if stopped != released:  # the device knows nothing of stop strings
+                state, released = rows.release(state, jnp.asarray(stopped)), stopped
             info = following
         self.result()  # raises NoDistributionError if a row failed
 

@@ -5,13 +5,14 @@ special_tokens_map.json. The rules here are those of transformers' ``from_pretra
 training.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
+
+from specjax.checkpoints.json_file import read_json
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -26,7 +27,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     If both have a key, tokenizer_config.json wins if it states ids of tokens (``added_tokens_decoder``). Otherwise
     special_tokens_map.json wins.
     """
-    config, names = (read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    config, names = (_read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     return {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
 
 
@@ -103,7 +104,7 @@ def _named(folder: Path, config: Mapping[str, Any]) -> tuple[Names, dict[str, di
 def _stated(folder: Path, config: Mapping[str, Any], special: list[str]) -> Iterator[tuple[int, AddedToken]]:
     """(id, token) of each token whose id is stated outside of tokenizer.json, in the order of ids."""
     found: dict[int, AddedToken] = {}
-    for content, number in read_json(folder / "added_tokens.json").items():
+    for content, number in _read(folder / "added_tokens.json").items():
         if not isinstance(number, int):
             raise ValueError(f"{folder}/added_tokens.json must map tokens to ids, got {content!r}: {number!r:.80}")
         found[number] = AddedToken(content, normalized=content not in special, special=content in special)
@@ -119,14 +120,6 @@ def _stated(folder: Path, config: Mapping[str, Any], special: list[str]) -> Iter
     yield from sorted(found.items())
 
 
-def read_json(path: Path) -> dict:
+def _read(path: Path) -> dict:
     """The object in a JSON file; {} if there is no such file. Raises ValueError if the file holds anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object")
-    return data
+    return read_json(path) if path.is_file() else {}
