@@ -102,6 +102,6 @@ def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) 
         first = min(words)
         raise ValueError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but vocab_size in config.json is "
-            f"{config.vocab_size}, so {len(words)} of its ordinary tokens are none of the model's, first id {first} "
+            f"{config.vocab_size}, so the model lacks {len(words)} ordinary tokens of the tokenizer, first id {first} "
             f"{words[first]!r}; the tokenizer and the model don't belong together"
         )

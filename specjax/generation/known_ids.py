@@ -6,7 +6,7 @@ import numpy as np
 
 from specjax.models.lm import LM
 
-ALLOW = "pass allow_unknown_ids=True if that is what you want"
+ALLOW = "pass allow_unknown_ids=True to allow such ids"
 
 
 def known_ids(lm: LM, stop_ids: Sequence[int] = ()) -> np.ndarray | None:
