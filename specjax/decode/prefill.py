@@ -125,7 +125,7 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
         return jnp.any(state.active & (cache.lengths < wanted))
 
     def read(cache: KVCache) -> KVCache:
-        starts = jnp.minimum(cache.lengths, cache.capacity - size)  # near the end some entries are computed again
+        starts = jnp.minimum(cache.lengths, cache.last_start(size))  # near the end some entries are computed again
         tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1, mode="clip")
         out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
         reached = jnp.minimum(starts + size, wanted)

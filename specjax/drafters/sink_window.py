@@ -81,5 +81,6 @@ class SinkWindow(Stateless):
             rows = jnp.take_along_axis(leaf, jnp.expand_dims(index[:, None], tuple(extra)), axis=2, mode="clip")
             return jnp.pad(rows, ((0, 0), (0, 0), (0, capacity - kept), *((0, 0) for _ in extra)))
 
-        keys, values = jax.tree.map(take, (cache.keys, cache.values))
-        return cache.replace(keys=keys, values=values, lengths=committed)
+        rows = [tuple(kv.by_rows(buffer, cache.table) for buffer in buffers) for buffers in (cache.keys, cache.values)]
+        keys, values = jax.tree.map(take, rows)
+        return cache.replace(keys=keys, values=values, lengths=committed, table=None)

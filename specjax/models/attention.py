@@ -34,6 +34,8 @@ class Block(NamedTuple):
     mask: jax.Array | None = None
     # f32[B or 1, heads, T, S] A bias that is added to the scores. None: no bias.
     bias: jax.Array | None = None
+    # i32[B, W] The pages of each row's cache. None: the cache is contiguous.
+    table: jax.Array | None = None
 
 
 def attend(
@@ -45,7 +47,7 @@ def attend(
       qkv: [B, T, kv_heads, group + 2, D]. For each kv head these are its queries, its key and its value, not yet
         rotated.
       block: where the block stands and which slots its tokens see.
-      keys, values: [B, kv_heads, S, D], the cache of one layer.
+      keys, values: the cache of one layer: [B, kv_heads, S, D], or pools [P, kv_heads, PAGE, D] with ``block.table``.
       sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
         kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
 
@@ -53,10 +55,10 @@ def attend(
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
     _, size, _, width, dim = qkv.shape
-    starts, angles, mask, bias = block
+    starts, angles, mask, bias, table = block
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    platform = kernels() if short and typed and angles is not None and bias is None else None
+    platform = kernels() if short and typed and angles is not None and bias is None and table is None else None
     if platform is None:
         return by_xla(qkv, block, keys, values)
     from specjax.models import fused_attention  # can't be imported where JAX has no Triton
@@ -103,20 +105,21 @@ def kernels() -> str | None:
 def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     batch, size, kv_heads, width, dim = qkv.shape
-    group, (starts, angles, mask, bias) = width - 2, block
+    group, (starts, angles, mask, bias, table) = width - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
     q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts)
-    values = kv.write(values, v.swapaxes(1, 2), starts)
+    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
+    values = kv.write(values, v.swapaxes(1, 2), starts, table)
+    row_keys, row_values = kv.by_rows(keys, table), kv.by_rows(values, table)  # [B, kv, S, D]
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
-        mask = span(keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
+        mask = span(row_keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
 
     q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix for each kv head
-    scores = kv.scores(q, keys).reshape(batch, kv_heads, group, size, -1) * dim**-0.5  # [B, kv, g, T, S]
+    scores = kv.scores(q, row_keys).reshape(batch, kv_heads, group, size, -1) * dim**-0.5  # [B, kv, g, T, S]
     if bias is not None:
         scores += bias.reshape(len(bias), kv_heads, group, size, -1)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), values, qkv.dtype)
+    out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, qkv.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
     return out.reshape(batch, size, -1), keys, values

@@ -4,7 +4,16 @@ Keys and values are stored as arrays, or as int8 codes with a scale for each hea
 this file know which; the model and the loop don't.
 
 A row's entries at and past its length are stale: attention masks them, and the next write overwrites them. So a
-rollback moves no data. Axis 0 of every leaf is the row.
+rollback moves no data.
+
+A cache is contiguous or paged. In a contiguous cache each row owns S slots, and axis 0 of every leaf is the row. In a
+paged cache (Kwon et al. 2023, PagedAttention) all rows share one pool of pages, and a row's table names its pages:
+
+    table of row b:    [ 7, 3, 9, 0 ]        slot 130 of row b is slot 130 - 2 * 64 = 2 of page 9
+    pool:              page 0, page 1, ...   a page holds PAGE = 64 slots
+
+Page 0 is the null page. Rows that own no page at some place of their table have a 0 there. What is written to the null
+page is never read unmasked. A slot past the end of the table is a slot of the null page.
 
 Attention multiplies the value of a masked entry by 0, and 0 * NaN is NaN. Therefore every value in a cache is finite
 (:func:`finite_values`), and a masked entry never counts. The check costs little: a call checks only the few tokens that
@@ -23,27 +32,38 @@ from jax.sharding import NamedSharding
 from specjax.models.config import LlamaConfig
 from specjax.models.quantized import Quantized, quantize
 
-Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim]
+Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim], or a pool [P, kv_heads, PAGE, head_dim]
+
+PAGE = 64  # slots of a page. The attention kernel reads as many slots at once.
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "lengths"], meta_fields=["sharding"])
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "lengths", "table"], meta_fields=["sharding"])
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
     """Keys and values of every layer."""
 
-    # [B, kv_heads, S, head_dim] for each layer: the keys, after rotation.
+    # [B, kv_heads, S, head_dim] for each layer: the keys, after rotation. If paged: [P, kv_heads, PAGE, head_dim].
     keys: tuple[Buffer, ...]
-    # [B, kv_heads, S, head_dim] for each layer: the values.
+    # The values, in arrays of the same shapes.
     values: tuple[Buffer, ...]
     # i32[B] How many entries of each row are in use.
     lengths: jax.Array
     # How keys and values lie on a mesh; static. None: on one device.
     sharding: NamedSharding | None = None
+    # i32[B, W] The pages of each row, in order. None: the cache is contiguous.
+    table: jax.Array | None = None
 
     @property
     def capacity(self) -> int:
         """S, the slots of each row."""
-        return self.keys[0].shape[2]
+        return self.keys[0].shape[2] if self.table is None else self.table.shape[1] * PAGE
+
+    def last_start(self, size: int) -> int:
+        """The last slot at which a block of ``size`` entries may start.
+
+        In a paged cache that is any slot: entries past the end of the table go to the null page.
+        """
+        return self.capacity - size if self.table is None else self.capacity
 
     def replace(self, **changes: Any) -> "KVCache":
         """The same cache with other fields."""
@@ -83,6 +103,24 @@ def alloc(
     return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), lengths, sharding)
 
 
+def paged(cache: KVCache, rows: int, pages: int) -> KVCache:
+    """An empty paged cache for the same model as a contiguous one. Every table holds null pages alone.
+
+    Args:
+      cache: a contiguous cache of at least one row. Only its shapes are read, so shapes alone will do.
+      rows: B.
+      pages: P, the pages of the pool, the null page included.
+    """
+    width = -(-cache.capacity // PAGE)
+
+    def pool(x) -> jax.Array:
+        return jnp.zeros((pages, x.shape[1], PAGE, *x.shape[3:]), x.dtype, device=cache.sharding)
+
+    keys, values = jax.tree.map(pool, (cache.keys, cache.values))
+    lengths, table = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, width), jnp.int32)
+    return KVCache(keys, values, lengths, cache.sharding, table)
+
+
 def room(entries: int) -> int:
     """A capacity for at least this number of entries. Beyond 256 it is a multiple of 128, as for requests.
 
@@ -102,33 +140,66 @@ def finite_values(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Ar
     return jnp.where(finite, keys, jnp.nan), jnp.where(finite, values, 0)
 
 
-def write(buffer: Buffer, block: jax.Array, starts: jax.Array) -> Buffer:
-    """Writes block[B, kv_heads, T, head_dim] into buffer[B, kv_heads, S, head_dim] at each row's own start i32[B].
+def write(buffer: Buffer, block: jax.Array, starts: jax.Array, table: jax.Array | None = None) -> Buffer:
+    """Writes block[B, kv_heads, T, head_dim] into the buffer at each row's own start i32[B].
 
-    The caller guarantees starts + T <= S. Otherwise ``dynamic_update_slice`` would move the block back, over valid
-    entries.
+    The caller guarantees starts + T <= S for a contiguous buffer. Otherwise ``dynamic_update_slice`` would move the
+    block back, over valid entries.
+
+    Args:
+      buffer: keys or values of one layer.
+      block: the new entries.
+      starts: the slot of each row's first new entry.
+      table: the cache's table.
     """
     new = quantize(block, "int8") if isinstance(buffer, Quantized) else block.astype(buffer.dtype)
-    return _place(buffer, new, starts)
+    return _place(buffer, new, starts, table)
+
+
+def by_rows(buffer: Buffer, table: jax.Array | None) -> Buffer:
+    """Every row's entries in the order of their slots, [B, kv_heads, S, ...]. A contiguous buffer is given as it is."""
+    if table is None:
+        return buffer
+    rows, width = table.shape
+
+    def row_major(pool):  # [P, kv_heads, PAGE, ...]
+        taken = pool[table].swapaxes(1, 2)  # [B, kv_heads, W, PAGE, ...]
+        return taken.reshape(rows, pool.shape[1], width * PAGE, *pool.shape[3:])
+
+    return jax.tree.map(row_major, buffer)
 
 
 def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
     """Copies every layer's entries at slots i32[B, T] to the slots from starts i32[B] on. Codes are copied as codes."""
 
+    def taken(buffer):  # [B, kv_heads, T, ...]
+        if cache.table is None:
+            return jax.vmap(lambda row, row_slots: row[:, row_slots])(buffer, slots)
+        pages, places = _pages_of(cache.table, slots)
+        return buffer[pages, :, places].swapaxes(1, 2)
+
     def moved(buffer: Buffer) -> Buffer:
-        taken = jax.tree.map(lambda x: jax.vmap(lambda row, row_slots: row[:, row_slots])(x, slots), buffer)
-        return _place(buffer, taken, starts)
+        return _place(buffer, jax.tree.map(taken, buffer), starts, cache.table)
 
     return cache.replace(keys=tuple(map(moved, cache.keys)), values=tuple(map(moved, cache.values)))
 
 
-def _place(buffer: Buffer, new: Buffer, starts: jax.Array) -> Buffer:
+def _pages_of(table: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The pages of slots i32[B, T], and their places in these pages. -> i32[B, T] twice."""
+    pages = jnp.take_along_axis(table, slots // PAGE, axis=1, mode="fill", fill_value=0)
+    return pages, slots % PAGE
+
+
+def _place(buffer: Buffer, new: Buffer, starts: jax.Array, table: jax.Array | None) -> Buffer:
     """The buffer with T new entries in each row, from the row's start i32[B] on."""
 
     def row(old, new, start):
         return lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
 
     def rows(old, new):
+        if table is not None:
+            pages, places = _pages_of(table, starts[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32))
+            return old.at[pages, :, places].set(new.swapaxes(1, 2))
         if len(starts) == 1:  # vmap makes a scatter of it, which costs a GPU two more kernels per layer
             return row(old[0], new[0], starts[0])[None]
         return jax.vmap(row)(old, new, starts)

@@ -173,7 +173,7 @@ class Llama(nnx.Module):
         x = dequantize(self.embed[...][tokens], self.norm.weight[...].dtype) if embedded is None else embedded
         x = whole(x)  # [B, T, H]
         angles = rope.cos_sin(self.config, positions_of(cache, x.shape[1], positions))
-        block = Block(cache.lengths, angles, mask)
+        block = Block(cache.lengths, angles, mask, table=cache.table)
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
         call = _traced_once()

@@ -69,7 +69,7 @@ class Eagle1Head(nnx.Module):
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
-        block = Block(cache.lengths, angles, mask)
+        block = Block(cache.lengths, angles, mask, table=cache.table)
         x = self.fuse(jnp.concatenate([embedded, features], axis=-1))
         attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)
         x = x + attended

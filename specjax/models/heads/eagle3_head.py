@@ -99,7 +99,7 @@ class Eagle3Head(nnx.Module):
           unchanged.
         """
         angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
-        block = Block(cache.lengths, angles, mask)
+        block = Block(cache.lengths, angles, mask, table=cache.table)
         x = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(features)], axis=-1)  # [B, T, 2 H]
         attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)
         hidden = features + attended
