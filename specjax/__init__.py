@@ -10,6 +10,9 @@ from typing import Any
 from specjax.checkpoints.load import load
 from specjax.decode.decoder import Decoder
 from specjax.decode.types import Drafter, Verifier
+from specjax.engine.engine import Engine
+from specjax.engine.errors import EngineClosedError, QueueFullError
+from specjax.engine.handle import Handle
 from specjax.generation.compilation import compilation_cache
 from specjax.generation.generate import generate, prepare, stream, warmup
 from specjax.generation.job import Job
@@ -25,12 +28,16 @@ __all__ = [
     "LM",
     "Decoder",
     "Drafter",
+    "Engine",
+    "EngineClosedError",
     "Event",
+    "Handle",
     "Job",
     "LlamaConfig",
     "Metrics",
     "NoDistributionError",
     "Options",
+    "QueueFullError",
     "Result",
     "Verifier",
     "compilation_cache",

@@ -17,7 +17,7 @@ from specjax.models.model import Model
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["target", "drafter"],
-    meta_fields=["verifier", "num_speculative_tokens", "top_logprobs"],
+    meta_fields=["verifier", "num_speculative_tokens", "top_logprobs", "block_width"],
 )
 @dataclasses.dataclass(frozen=True)
 class Decoder:
@@ -29,6 +29,9 @@ class Decoder:
       verifier: judges them; static.
       num_speculative_tokens: K, drafted tokens that a round can accept at most; static.
       top_logprobs: how many of the likeliest tokens a round reports at each position; static.
+      block_width: the tokens a row of every target call in a round, padding included; static. All calls then have one
+        shape, and a product's last bits depend on its shape. None: the narrowest of the plan's widths that holds every
+        row's draft.
     """
 
     target: Model
@@ -36,11 +39,22 @@ class Decoder:
     verifier: Verifier
     num_speculative_tokens: int
     top_logprobs: int = 0
+    block_width: int | None = None
 
     @property
     def plan(self) -> Plan:
         """Block widths, taps, and whether drafts are trees. Raises ValueError as ``Drafter.plan``."""
         return self.drafter.plan(self.target, self.num_speculative_tokens)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths at which a round can call the target, rising."""
+        return self.plan.widths if self.block_width is None else (self.block_width,)
+
+    @property
+    def headroom(self) -> int:
+        """The number of entries that a round may write past the entries of a row's tokens but the last."""
+        return max(self.plan.block, self.widths[-1])
 
     def start(
         self, request: Request, tokens: jax.Array, chunk: int, keep_history: bool = True, logprobs: bool = False

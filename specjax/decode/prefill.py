@@ -103,6 +103,25 @@ def start(
     return state._replace(cache=cache, active=request.prompt_lengths < request.limit)
 
 
+def read_along(lm: Model, cache: KVCache, state: DecodeState, starts: jax.Array, size: int) -> KVCache:
+    """Feeds a draft model the block of each prompt that the target has just read.
+
+    Args:
+      lm: the draft model.
+      cache: the draft model's cache.
+      state: holds the prompts.
+      starts: i32[B], the position of the block's first token in each row.
+      size: the number of tokens of the block. What comes past a row's last prompt token but one is padding.
+
+    Returns:
+      The cache. Its lengths leave padding out, and never fall.
+    """
+    tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1)
+    out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
+    read = jnp.minimum(starts + size, state.request.prompt_lengths - 1)
+    return kv.with_lengths(out.cache, jnp.maximum(read, cache.lengths))
+
+
 def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:
     """Feeds committed tokens to a draft model until its cache holds enough of them.
 

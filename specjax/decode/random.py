@@ -69,9 +69,18 @@ def request_keys(seeds) -> jax.Array:
       seeds: u64[B], integers on the host. The upper and the lower 32 bits of a seed are the two words of its key. For
         seeds below 2^32 the key is the same as that of ``jax.random.key``.
     """
+    return wrapped(jnp.asarray(key_words(seeds)))
+
+
+def key_words(seeds) -> np.ndarray:
+    """The words of the keys of :func:`request_keys`, on the host. -> u32[B, 2]."""
     seeds = np.asarray(seeds, np.uint64)
-    words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)  # [B, 2]
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=IMPLEMENTATION)
+    return np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
+
+
+def wrapped(words: jax.Array) -> jax.Array:
+    """The keys of u32[B, 2], the two words of each. -> key[B]."""
+    return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
 def fold(keys: jax.Array, data) -> jax.Array:

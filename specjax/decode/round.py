@@ -95,10 +95,10 @@ def run_target(decoder: "Decoder", state: DecodeState, draft: Draft) -> Output:
     cache = kv.with_lengths(state.cache, state.lengths - 1)
     attention = draft.shape.attention(cache.lengths, cache.capacity)
     least = tuning.least_tokens(decoder.target, len(block))
-    widths = tuple(sorted({max(width, least) for width in plan.widths}))
+    widths = tuple(sorted({max(width, least) for width in decoder.widths}))
 
     def at_width(width: int, cache: kv.KVCache) -> Output:
-        positions, mask = jax.tree.map(lambda x: x[:, :width], attention)
+        positions, mask = jax.tree.map(lambda x: x[:, :width], attention)  # of a chain, None
         out = decoder.target(fitted(block, width), cache, positions, mask, taps=plan.taps)
         logits, hidden, taps = jax.tree.map(lambda x: fitted(x, full), (out.logits, out.hidden, out.taps))
         return Output(logits, hidden, out.cache, taps)

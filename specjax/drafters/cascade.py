@@ -17,13 +17,13 @@ from specjax.decode import sampling
 from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import put
-from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.prefill import catch_up, check_chunk, read_along
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafters.draft_model import check_draft_model
 from specjax.drafting.base import FixedWidth
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.model import Model
+from specjax.models.model import Model, Output
 from specjax.verify import pieces as chain
 from specjax.verify.coupled import Coupled
 
@@ -88,6 +88,12 @@ class Cascade(FixedWidth):
         room = kv.room(capacity + num_speculative_tokens + self._decoder.plan.block)
         inner = self.inner.init(self.lm, batch, room, self.num_speculative_tokens)
         return CascadeState(self.lm.alloc_cache(batch, room), inner)
+
+    def follow(
+        self, target: Model, own: CascadeState, state: DecodeState, starts: jax.Array, out: Output
+    ) -> CascadeState:
+        del target
+        return own._replace(cache=read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
 
     def propose(
         self, target: Model, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
-from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.prefill import catch_up, check_chunk, read_along
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth
 from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import KVCache
-from specjax.models.model import Model
+from specjax.models.model import Model, Output
 from specjax.text.tokenizer import check_same_tokenizer
 
 
@@ -56,6 +56,10 @@ class DraftModel(FixedWidth):
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target, num_speculative_tokens
         return DraftState(self.lm.alloc_cache(batch, capacity))
+
+    def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
+        del target
+        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
 
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
-from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.prefill import catch_up, check_chunk, read_along
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafters.draft_model import DraftState, check_draft_model
 from specjax.drafting.grow_tree import ChainOrTree, Level, Tree, tree_of
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.model import Model
+from specjax.models.model import Model, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,10 @@ class TreeModel(ChainOrTree):
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> DraftState:
         del target
         return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.room(num_speculative_tokens))))
+
+    def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
+        del target
+        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
 
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -26,6 +26,10 @@ class Options:
     verifier: Any = "rejection"
     # K, the most drafted tokens that a round can accept in one row. 0 is plain decoding.
     num_speculative_tokens: int = 5
+    # The tokens a row of every target call while decoding, padding included: at least as many as the drafter's widest
+    # block, which is K + 1 tokens for a chain. With one width for all, also for plain decoding, the target computes
+    # with one shape, so a greedy text doesn't depend on the drafter, even in bfloat16. None: the narrowest block.
+    block_width: int | None = None
     # The largest number of new tokens. None or -1: as many as the model's context holds. 0: no token is generated.
     max_new_tokens: int | None | Sequence[int | None] = 128
     # The number of new tokens before which no stop token is generated and no stop string ends the row.

@@ -31,7 +31,7 @@ def job_of(lm: LM, given: Any, options: Options) -> Job:
     Raises:
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
-    drafter, verifier, size, plan = _decoding(lm, options)
+    drafter, verifier, size = _decoding(lm, options)
     _check_stops(lm, options)
     logprobs.check(options.logprobs)
     given = prompts.on_host(given)
@@ -41,13 +41,14 @@ def job_of(lm: LM, given: Any, options: Options) -> Job:
     if not options.allow_unknown_ids:
         known_ids.check_prompts(lm, ids)
     options = dataclasses.replace(options, seed=seeds(options.seed, len(ids)))
-    request, tokens, chunk = requests.build(lm, ids, options, headroom=plan.block)
     best = logprobs.best_wanted(options.logprobs, lm.vocab_size)
-    return Job(Decoder(lm, drafter, verifier, size, best), ids, request, tokens, chunk, options)
+    decoder = Decoder(lm, drafter, verifier, size, best, options.block_width)
+    request, tokens, chunk = requests.build(lm, ids, options, decoder.headroom)
+    return Job(decoder, ids, request, tokens, chunk, options)
 
 
-def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
-    """The drafter, the verifier, K and the plan. For plain decoding: ``NoDraft``, which proposes nothing, and K = 0."""
+def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int]:
+    """The drafter, the verifier and K. For plain decoding: ``NoDraft``, which proposes nothing, and K = 0."""
     drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
     verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
     size = options.num_speculative_tokens
@@ -66,7 +67,20 @@ def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int, Plan]:
             f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({plan.block - 1} tokens, {size} "
             f"deep); choose one of {able}, or a drafter of chains"
         )
-    return drafter, verifier, size, plan
+    _check_width(options.block_width, drafter, plan)
+    return drafter, verifier, size
+
+
+def _check_width(asked: Any, drafter: Drafter, plan: Plan) -> None:
+    """Raises ValueError unless the option ``block_width`` is None or can hold the drafter's widest block."""
+    if asked is None:
+        return
+    if not is_int(asked) or asked < plan.block or (plan.trees and asked != plan.block):
+        raise ValueError(
+            f"block_width must be {'' if plan.trees else 'at least '}{plan.block} for {type(drafter).__name__}, whose "
+            f"widest block is the last token and {plan.block - 1} drafted ones, got {asked!r}"
+            + ("; a block of a tree can't be padded" if plan.trees else "")
+        )
 
 
 def _named(option: str, value: Any, table: dict[str, Any], method: str) -> Any:

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode import rows
-from specjax.decode.numeric import per_row
 from specjax.decode.types import RoundInfo
-from specjax.generation import logprobs, trace
-from specjax.generation.completion import Completion, result_of
-from specjax.generation.metrics import own_origin
+from specjax.generation import trace
+from specjax.generation.completion import Completion, RowRound, result_of
 from specjax.generation.result import Event, Result
 
 if TYPE_CHECKING:
@@ -28,9 +26,7 @@ class Stream:
 
     def __init__(self, job: "Job"):
         self._job = job
-        self._rows = [Completion(job) for _ in job.prompts]
-        waits = per_row("min_new_tokens", job.options.min_new_tokens, len(job.prompts))
-        self._least = [least or 0 for least in waits]  # the number of new tokens before a stop string may end each row
+        self._rows = [Completion(job, index) for index in range(len(job.prompts))]
         self._infos: list[RoundInfo] = []  # the rounds so far, in NumPy arrays
         self._trace: list[list[dict]] = [[] for _ in job.prompts]
         self._described = 0  # the number of rounds that the trace holds
@@ -86,9 +82,9 @@ class Stream:
             self._seconds["decode"] = time.perf_counter() - began
             self._infos.append(info)
             for index, row in enumerate(self._rows):
-                if row.finish_reason is None and not row.failed:
-                    yield from self._advance(index, row, info)
-            if all(row.finish_reason is not None or row.failed for row in self._rows):
+                if row.running:
+                    yield from row.advance(_of_row(info, index))
+            if not any(row.running for row in self._rows):
                 break
             stopped = [row.text is not None and row.text.stopped for row in self._rows]
             if stopped != released:  # the device knows nothing of stop strings
@@ -96,35 +92,9 @@ class Stream:
             info = following
         self.result()  # raises NoDistributionError if a row failed
 
-    def _advance(self, index: int, row: Completion, info: RoundInfo) -> Iterator[Event]:
-        """Adds the tokens of one round to one row, and yields an event for each token."""
-        row.failed = bool(info.failed[index])
-        if row.failed:
-            return
-        drafted, accepted, committed = (int(x[index]) for x in (info.drafted, info.accepted, info.committed))
-        row.drafted.append(drafted)
-        row.accepted.append(accepted)
-        origins = ["accepted"] * accepted + [own_origin(accepted, drafted)]
-        for i in range(committed):
-            row.tokens.append(int(info.tokens[index, i]))
-            if logprobs.wanted(self._job.options.logprobs):
-                row.learn(info.logprobs, info.top, (index, slice(i, i + 1)))
-            piece = self._text(index, row)
-            if row.finish_reason is None and i == committed - 1 and not info.active[index]:
-                row.finish_reason = row.reason_of_end(self._job, index)
-            if row.text and row.finish_reason:
-                piece += row.text.flush()
-            logprob, top = row.logprobs[-1] if row.logprobs else None, row.top[-1] if row.top else None
-            yield Event(index, row.tokens[-1], piece, i < accepted, row.finish_reason, origins[i], logprob, top)
-            if row.finish_reason:
-                return
 
-    def _text(self, index: int, row: Completion) -> str:
-        """The text that the row's last token adds. A stop string in the text ends the row."""
-        if row.text is None:
-            return ""
-        row.text.watching = len(row.tokens) > self._least[index]
-        piece = row.text.push(row.tokens[-1])
-        if row.text.stopped:
-            row.finish_reason = "stop"
-        return piece
+def _of_row(info: RoundInfo, row: int) -> RowRound:
+    """What a round, in NumPy arrays, says of one row."""
+    committed, accepted, drafted = (int(x[row]) for x in (info.committed, info.accepted, info.drafted))
+    tokens, chosen, top = jax.tree.map(lambda x: x[row], (info.tokens, info.logprobs, info.top))
+    return RowRound(committed, accepted, drafted, bool(info.active[row]), bool(info.failed[row]), tokens, chosen, top)

@@ -75,7 +75,7 @@ def calls(job: Job, count: int = 4, repeats: int = 7) -> dict[str, Any]:
     drafts = partial(_drafts, decoder, outcome=outcome, count=count)
     draft_seconds, (state, draft) = _seconds(drafts, (state, draft), count, repeats)
     state, verify = state._replace(drafter=()), {}
-    for width in decoder.plan.widths:
+    for width in decoder.widths:
         valid = jnp.broadcast_to(span(draft.valid.shape[1]) < width - 1, draft.valid.shape)
         given = Given(draft._replace(valid=valid), decoder.plan._replace(taps=()))
         verify[str(width)], state = timed_rounds(dataclasses.replace(decoder, drafter=given), state)

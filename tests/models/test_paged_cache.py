@@ -1,4 +1,4 @@
-"""A paged cache against a contiguous one: the same entries, the same results to the last bit, wherever the pages lie."""
+"""A paged cache gives the same entries and results as a contiguous one, to the last bit, wherever the pages lie."""
 
 import dataclasses
 

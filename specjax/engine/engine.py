@@ -1,0 +1,334 @@
+"""The engine: requests come and go, and each decodes exactly as if alone."""
+
+import contextlib
+import dataclasses
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.numeric import is_int
+from specjax.engine import programs
+from specjax.engine.errors import EngineClosedError, QueueFullError
+from specjax.engine.handle import Handle
+from specjax.engine.loop import Loop
+from specjax.engine.programs import Limits
+from specjax.engine.stats import Stats
+from specjax.engine.ticket import Ticket, job_for
+from specjax.generation.job import Job
+from specjax.generation.known_ids import known_ids
+from specjax.generation.options import Options, asked
+from specjax.generation.result import Result
+from specjax.models import cache as kv
+from specjax.models import tuning
+from specjax.models.cache import PAGE
+from specjax.models.lm import LM
+
+# The options that the engine fixes for all its requests.
+FIXED = ("drafter", "verifier", "num_speculative_tokens", "block_width", "lossy", "capacity")
+
+
+class Engine:
+    """Decodes many requests at once, speculatively, on one device or mesh. A thread of the engine owns the device.
+
+    A request's tokens depend on the model, the drafter, the verifier, K, the request's sampling parameters and its seed
+    alone: not on the slot, the other requests, the time of arrival, hits in the prefix cache, or aborts. This holds
+    because every program has one fixed shape, all draws are addressed by seed and position, and requests share nothing
+    but pages that are never written again.
+
+    Use it as a context manager, or call :meth:`close`.
+
+    Args:
+      lm: the target model.
+      drafter, verifier, num_speculative_tokens, lossy: as in :class:`specjax.Options`, for all requests.
+      slots: B, the requests that decode at the same time.
+      capacity: the most tokens of a request, prompt included. It is cut to the model's context.
+      kv_tokens: the tokens that the caches of all requests hold together. None: enough for every slot at capacity.
+      exact: True: every target call has one shape. False: a round in which all drafts are short makes a narrower call,
+        so the last bits of a request's logits depend on the other requests' drafts.
+      block_width: as in :class:`specjax.Options`. None: the drafter's widest block if ``exact``.
+      prefix_cache: whether requests share the cache pages of common prefixes.
+      prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 512, on a CPU 64.
+      max_waiting: how many requests may wait for a slot.
+      max_logprobs: the most likeliest tokens that a request may ask for at each position.
+      max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
+
+    Raises:
+      ValueError: an argument can't be used. Nothing has run on the device by then.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        drafter: Any = "ngram",
+        verifier: Any = "rejection",
+        num_speculative_tokens: int = 5,
+        slots: int = 8,
+        capacity: int = 4096,
+        kv_tokens: int | None = None,
+        exact: bool = True,
+        block_width: int | None = None,
+        prefix_cache: bool = True,
+        prefill_chunk: int | None = None,
+        max_waiting: int = 1024,
+        max_logprobs: int = 20,
+        max_listed: int = 512,
+        lossy: bool = False,
+    ):
+        for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
+            _check_count(name, value)
+        if prefill_chunk is not None and _check_count("prefill_chunk", prefill_chunk) % PAGE:
+            raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+        self.lm, self.max_waiting = lm, max_waiting
+        self.max_logprobs = min(max_logprobs, lm.vocab_size)
+        self._fixed = dict(
+            drafter=drafter, verifier=verifier, num_speculative_tokens=num_speculative_tokens, lossy=lossy,
+            block_width=block_width,
+        )  # fmt: skip
+        decoder = job_for(lm, [0], Options(**self._fixed, allow_unknown_ids=True)).decoder
+        width = decoder.plan.block if block_width is None and exact else block_width
+        self.decoder = dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
+        self.capacity = min(capacity, lm.max_positions)
+        chunk = tuning.prefill_chunk(prefill_chunk)
+        tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
+        headroom = self.decoder.headroom + _further_room(self.decoder, tokens)
+        own = -(-(self.capacity + headroom) // PAGE)
+        pages = own * slots if kv_tokens is None else -(-_check_count("kv_tokens", kv_tokens) // PAGE)
+        self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=_listed(lm, max_listed))
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache)
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the two fields below
+        self._open, self._entered = True, 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="specjax engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Any, *, priority: int = 0, cache_salt: str = "", **options: Any) -> Handle:
+        """Adds a request. Returns at once.
+
+        Args:
+          prompt: a string, a conversation (a list of messages), or a list of token ids.
+          priority: lower numbers go first; a request of one level more waits as if it had come 64 requests later.
+          cache_salt: requests with different salts share no pages of the prefix cache.
+          **options: fields of :class:`specjax.Options`, except those that the engine fixes for all requests. If
+            ``max_new_tokens`` is None, a request may run up to the engine's capacity.
+
+        Raises:
+          ValueError: an option or the prompt can't be used, or the request could never fit into the engine. Nothing has
+            run on the device by then.
+          QueueFullError: ``max_waiting`` requests wait already.
+          EngineClosedError: the engine is closed.
+        """
+        ticket = self._ticket(prompt, priority, cache_salt, options)
+        handle = ticket.handle = Handle(ticket, self._abort)
+        with self._lock:
+            self._check_open()
+            waiting = self._entered + len(self._loop.waiting)
+            if waiting >= self.max_waiting:
+                raise QueueFullError(f"{waiting} requests wait, and max_waiting is {self.max_waiting}; try again later")
+            self._entered += 1
+            self._commands.put(lambda: self._enter(ticket))
+        return handle
+
+    def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, Result]]:
+        """Runs any number of requests, and yields results as the requests end.
+
+        Only a window of requests is in the engine at any time, so the iterable may be endless.
+
+        Args:
+          requests: the arguments of :meth:`submit` as dicts, with the key "prompt".
+
+        Yields:
+          The request's index in the iterable, and its result.
+
+        Raises:
+          ValueError: as :meth:`submit`, at the request's turn.
+        """
+        done: queue.SimpleQueue[tuple[int, Handle]] = queue.SimpleQueue()
+        window = min(2 * self.limits.slots, self.max_waiting)
+        pending, source = 0, enumerate(requests)
+        handles: set[Handle] = set()
+        try:
+            while True:
+                while pending < window and (given := next(source, None)) is not None:
+                    index, request = given
+                    handle = self.submit(**request)
+                    handles.add(handle)
+                    handle.when_done(partial(_put, done, index))
+                    pending += 1
+                if not pending:
+                    return
+                index, handle = done.get()
+                pending -= 1
+                handles.discard(handle)
+                yield index, handle.result()
+        finally:
+            for handle in handles:
+                handle.abort()
+
+    def stats(self) -> Stats:
+        """Counts so far, and what the engine holds now."""
+        if not self._thread.is_alive():
+            return self._loop.stats()
+        found: queue.SimpleQueue[Stats] = queue.SimpleQueue()
+        self._commands.put(lambda: found.put(self._loop.stats()))
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return found.get(timeout=0.1)
+            if not self._thread.is_alive():
+                return self._loop.stats()
+
+    def warmup(self) -> None:
+        """Compiles all programs and runs each once. After this, no request compiles anything."""
+        fixed: dict[str, Any] = dict(max_new_tokens=2, ignore_eos=True, allow_unknown_ids=True, cache_salt="warmup")
+        for logprobs in (False, True):
+            self.submit([0, 0], logprobs=logprobs, **fixed).result()
+
+    def close(self, drain: bool = True) -> None:
+        """Ends the engine: its thread ends, and its caches are freed. Further calls do nothing.
+
+        Args:
+          drain: whether requests that were submitted before run to their end. False: they are aborted.
+        """
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._commands.put(_nothing if drain else self._abort_all)
+            self._commands.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.close(drain=error is None)
+
+    def _ticket(self, prompt: Any, priority: int, salt: str, given: dict[str, Any]) -> Ticket:
+        """The checked request."""
+        fixed = [name for name in FIXED if name in given]
+        if fixed:
+            raise ValueError(
+                f"{', '.join(fixed)} can't be given for one request: the engine has one value for all, which is an "
+                "argument of specjax.Engine"
+            )
+        if not is_int(priority):
+            raise ValueError(f"priority must be an integer, got {priority!r}")
+        job = job_for(self.lm, prompt, asked({**self._fixed, **given}))
+        if job.decoder.top_logprobs > self.max_logprobs:
+            raise ValueError(
+                f"logprobs must be at most {self.max_logprobs} in this engine, got {job.decoder.top_logprobs}; "
+                "specjax.Engine(max_logprobs=...) allows more"
+            )
+        return Ticket(self._within(job), self.limits, priority, salt)
+
+    def _within(self, job: Job) -> Job:
+        """The job, with its limit cut to the capacity if the request names none.
+
+        Raises:
+          ValueError: the request needs more tokens than the capacity or the pages hold.
+        """
+        length, limit = len(job.prompts[0]), int(job.request.limit[0])
+        if job.options.max_new_tokens in (None, -1):
+            limit = min(limit, self.capacity)
+        room = min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
+        if limit > room or length >= room:
+            raise ValueError(
+                f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "
+                f"{limit - length} new ones, but a request of this engine has at most {room} (capacity "
+                f"{self.capacity}, kv_tokens {self._loop.pages.count * PAGE}); shorten the prompt, or lower "
+                "max_new_tokens"
+            )
+        limits: Any = np.array([limit], np.int32)
+        return dataclasses.replace(job, request=job.request._replace(limit=limits))
+
+    def _check_open(self) -> None:
+        if not self._open or self._error is not None:
+            raise EngineClosedError("the engine is closed; make a new one") from self._error
+
+    def _enter(self, ticket: Ticket) -> None:
+        """Called by the engine's thread: the request joins the queue."""
+        with self._lock:
+            self._entered -= 1
+        if ticket.limit <= len(ticket.prompt):  # no new token is asked for
+            ticket.completion.finish_reason = "length"
+            ticket.handle.end()
+            return
+        self._loop.waiting.add(ticket, ticket.priority)
+
+    def _abort(self, ticket: Ticket) -> None:
+        self._commands.put(lambda: self._loop.abort(ticket))
+
+    def _abort_all(self) -> None:
+        """Called by the engine's thread: aborts every request."""
+        while self._loop.waiting:
+            self._loop.abort(self._loop.waiting.first())
+        for ticket in [self._loop.staged, *self._loop.running]:
+            if ticket is not None:
+                self._loop.abort(ticket)
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        try:
+            closing = False
+            while not (closing and self._loop.idle):
+                closing = self._obey(closing)
+                self._loop.turn()
+        except BaseException as error:  # whoever waits for a request learns of the error
+            with self._lock:
+                self._error = error
+            broken = EngineClosedError(f"the engine has ended by an error: {error!r}")
+            broken.__cause__ = error
+            with contextlib.suppress(queue.Empty):
+                while True:  # requests that were submitted and have not joined the queue
+                    (self._commands.get_nowait() or _nothing)()
+            self._loop.fail(broken)
+        self._loop.free()
+
+    def _obey(self, closing: bool) -> bool:
+        """Runs the commands that have come. If there is nothing else to do, waits for one. -> whether to close."""
+        commands: deque[Callable[[], None] | None] = deque()
+        if self._loop.idle and not closing:
+            commands.append(self._commands.get())
+        with contextlib.suppress(queue.Empty):
+            while True:
+                commands.append(self._commands.get_nowait())
+        for command in commands:
+            if command is None:
+                closing = True
+            else:
+                command()
+        return closing
+
+
+def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
+    done.put((index, handle))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _check_count(name: str, value: Any) -> int:
+    """The value, a positive integer. Raises ValueError if it is none."""
+    if not (is_int(value) and value > 0):
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def _further_room(decoder: Decoder, tokens: int) -> int:
+    """The number of slots that a drafter's caches have beyond ``tokens``: room for its draft trees."""
+    own = jax.eval_shape(lambda: decoder.drafter.init(decoder.target, 1, tokens, decoder.num_speculative_tokens))
+    return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
+
+
+def _listed(lm: LM, asked: int) -> int:
+    """The room for lists of tokens: what a request may list, and the ids that no request may generate."""
+    known = known_ids(lm)
+    holes = 0 if known is None else int(np.sum(~known[: int(np.flatnonzero(known)[-1]) + 1]))
+    return asked + holes

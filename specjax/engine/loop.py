@@ -1,0 +1,230 @@
+"""One turn of the engine: admit, read a part of a prompt, run a round, and learn of the round before.
+
+Only one thread uses a loop. The host learns of each round one round late: while the device runs round r + 1, the host
+reads the results of round r. A row that has ended in round r is therefore still part of round r + 1, and idle there.
+Each round remembers which request had which slot, so a late result is never given to the slot's next request.
+"""
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.likeliest import Top
+from specjax.engine import programs
+from specjax.engine.checks import Checks
+from specjax.engine.pages import Pages
+from specjax.engine.programs import Limits, Packed
+from specjax.engine.queue import Waiting
+from specjax.engine.stats import Stats
+from specjax.engine.ticket import Ticket
+from specjax.generation.completion import RowRound
+from specjax.models.cache import PAGE
+
+
+class Loop:
+    """The requests, the pages and the device's state.
+
+    Args:
+      decoder: the target, drafter, verifier and K.
+      limits: the sizes of the engine's arrays.
+      chunk: the number of prompt tokens that one call reads.
+      headroom: the number of slots that a request needs past its limit.
+      prefix_cache: whether requests share the pages of common prefixes.
+    """
+
+    def __init__(self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool):
+        self.decoder, self.limits, self.chunk = decoder, limits, chunk
+        self.headroom, self.prefix_cache = headroom, prefix_cache
+        self.state: Any = programs.empty(decoder, limits)
+        self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
+        self.pages = Pages(limits.pages - 1)
+        self.waiting: Waiting[Ticket] = Waiting()
+        self.running: list[Ticket | None] = [None] * limits.slots
+        self.staged: Ticket | None = None  # the request whose prompt is being read
+        self.staged_row: Any = None
+        self.in_flight: deque[tuple[list[Ticket | None], Packed]] = deque()
+        self.counts = Stats(accepted_per_position=[0] * decoder.num_speculative_tokens)
+        self.checks = Checks.wanted()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.waiting or self.staged or self.in_flight or any(self.running))
+
+    def pages_for(self, limit: int) -> int:
+        """The number of pages of a request that ends at ``limit`` tokens at the latest."""
+        return -(-(limit + self.headroom) // PAGE)
+
+    def turn(self) -> None:
+        """One turn. It reads prompts, dispatches a round if a request runs, and learns of the round before."""
+        self._read_prompts()
+        dispatched = any(self.running)
+        if dispatched:
+            self._dispatch()
+        while len(self.in_flight) > (1 if dispatched else 0):
+            self._learn(*self.in_flight.popleft())
+        if self.checks:
+            self.checks.check(self)
+
+    def abort(self, ticket: Ticket) -> None:
+        """Ends a request before its time."""
+        if not ticket.completion.running or ticket.aborted:
+            return
+        ticket.aborted, ticket.completion.finish_reason = True, "abort"
+        if ticket is self.staged:
+            self.staged = self.staged_row = None
+        elif ticket.slot is not None:
+            self._release([ticket])
+        else:
+            self.waiting.remove(ticket)
+        self._end(ticket)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends every request by an error."""
+        while self.waiting:
+            self.waiting.pop().handle.end(error)
+        for ticket in [self.staged, *self.running]:
+            if ticket is not None:
+                ticket.handle.end(error)
+
+    def free(self) -> None:
+        """Frees the device's arrays."""
+        self.state = self.staged_row = None
+        self.in_flight.clear()
+
+    def stats(self) -> Stats:
+        """A copy of the counts, with the present state."""
+        return dataclasses.replace(
+            self.counts,
+            running=sum(ticket is not None for ticket in self.running),
+            waiting=len(self.waiting) + (self.staged is not None),
+            free_kv_tokens=self.pages.available * PAGE,
+            kv_tokens=self.pages.count * PAGE,
+            accepted_per_position=list(self.counts.accepted_per_position),
+            finished=dict(self.counts.finished),
+        )
+
+    def _read_prompts(self) -> None:
+        """Reads prompts, and gives requests whose prompt is read a slot.
+
+        While requests run, a long prompt gets one chunk between two rounds. Prompts of one chunk are read until no more
+        requests wait than run: a burst of short requests soon fills the slots.
+        """
+        while self.staged or self._admit():
+            finished = self._read_chunk()
+            if any(self.running) and not (finished and sum(map(bool, self.running)) < len(self.waiting)):
+                return
+
+    def _admit(self) -> bool:
+        """Stages the request whose turn it is, if there are a slot and pages for it. -> whether there were."""
+        if not self.waiting or None not in self.running:
+            return False
+        ticket = self.waiting.first()
+        known = self.pages.known(ticket.keys) if self.prefix_cache else []
+        self.pages.share(known)
+        missing = self.pages_for(ticket.limit) - len(known)
+        if missing > self.pages.available:  # nobody overtakes the first in the queue, so it starts before others do
+            self.pages.give_back(known)
+            return False
+        self.waiting.pop()
+        ticket.mark("admitted")
+        ticket.pages = known + self.pages.take(missing)
+        ticket.cached_tokens = ticket.read = len(known) * PAGE
+        self.counts.prompt_tokens += len(ticket.prompt)
+        self.counts.cached_tokens += ticket.cached_tokens
+        table = np.zeros((1, self.width), np.int32)
+        table[0, : len(ticket.pages)] = ticket.pages
+        self.staged, self.staged_row = ticket, programs.stage(self.decoder, ticket.row._replace(table=table))
+        return True
+
+    def _read_chunk(self) -> bool:
+        """Reads one chunk of the staged request's prompt. If the prompt is then read, the request gets a slot.
+
+        Returns:
+          Whether the prompt is read.
+        """
+        ticket = self.staged
+        assert ticket is not None
+        if ticket.read < ticket.to_read:
+            start = _numbers(ticket.read)
+            self.state, self.staged_row = programs.feed(self.decoder, self.state, self.staged_row, start, self.chunk)
+            ticket.read = min(ticket.read + self.chunk, ticket.to_read)
+        if ticket.read < ticket.to_read:
+            return False
+        if self.prefix_cache:
+            self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        ticket.slot = self.running.index(None)
+        self.state = programs.join(self.state, self.staged_row, _numbers(ticket.slot))
+        self.running[ticket.slot] = ticket
+        self.staged = self.staged_row = None
+        ticket.mark("running")
+        return True
+
+    def _dispatch(self) -> None:
+        """Starts one round. The results are copied to the host as soon as they are there."""
+        full = any(ticket is not None and ticket.full for ticket in self.running)
+        self.state, packed = programs.round(self.decoder, self.state, full)
+        for leaf in jax.tree.leaves(packed):
+            leaf.copy_to_host_async()
+        self.in_flight.append((list(self.running), packed))
+        self.counts.rounds += 1
+
+    def _learn(self, tickets: list[Ticket | None], packed: Packed) -> None:
+        """Gives the results of a round to the requests that had the slots then and have them still."""
+        packed = jax.device_get(packed)
+        ended = []
+        for slot, ticket in enumerate(tickets):
+            if ticket is None or self.running[slot] is not ticket:
+                continue
+            self._advance(ticket, _of_row(packed, slot, ticket.job.decoder.top_logprobs))
+            if not ticket.completion.running:
+                ended.append(ticket)
+        if ended:
+            self._release(ended)
+        for ticket in ended:
+            self._end(ticket)
+
+    def _advance(self, ticket: Ticket, seen: RowRound) -> None:
+        """Tells a request's handle the tokens of one round."""
+        before = len(ticket.completion.tokens)
+        for event in ticket.completion.advance(seen):
+            ticket.mark("first token")
+            ticket.handle.tell(event)
+        new = len(ticket.completion.tokens) - before
+        if not seen.failed:
+            self.counts.count_step(new, seen.drafted, min(seen.accepted, new))
+
+    def _release(self, tickets: list[Ticket]) -> None:
+        """Frees the slots of some requests. Programs dispatched from now on don't write to their pages."""
+        slots = np.zeros(self.limits.slots, bool)
+        for ticket in tickets:
+            assert ticket.slot is not None
+            slots[ticket.slot], self.running[ticket.slot] = True, None
+        self.state = programs.release(self.state, slots)  # type: ignore[arg-type]
+
+    def _end(self, ticket: Ticket) -> None:
+        """Gives a request's pages back, and tells its handle that the request has ended."""
+        self.pages.give_back(ticket.pages)
+        ticket.pages = []
+        ticket.mark("ended")
+        self.counts.count_end(ticket)
+        ticket.handle.end()
+
+
+def _numbers(*values: int) -> Any:
+    """i32[N] on the host."""
+    return np.array(values, np.int32)
+
+
+def _of_row(packed: Any, slot: int, top_logprobs: int) -> RowRound:
+    """The round of one slot, from NumPy arrays."""
+    committed, accepted, drafted, active, failed = packed.numbers[slot, :5].tolist()
+    chosen = None if packed.logprobs is None else packed.logprobs[slot]
+    top = None
+    if packed.top is not None and top_logprobs:
+        top = Top(*(x[slot, :, :top_logprobs] for x in packed.top))
+    return RowRound(committed, accepted, drafted, bool(active), bool(failed), packed.numbers[slot, 5:], chosen, top)

@@ -1,0 +1,147 @@
+"""The pages of a pool, as the host knows them: which are free, which requests use each, and which hold a known prefix.
+
+A page is in one of three places:
+
+    free      nobody uses the page, and its entries are worth nothing
+    in use    one request or several requests have the page in their tables
+    kept      nobody uses the page, but its entries are those of a known prefix; the page that was used longest ago is
+              the first to be given away
+
+Page 0 is the null page of :mod:`specjax.models.cache`. It is in none of these places.
+"""
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from specjax.models.cache import PAGE
+
+
+class Pages:
+    """The pages 1 to ``count``.
+
+    Args:
+      count: the number of pages, the null page not counted.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self._free: deque[int] = deque(range(1, count + 1))
+        self._users = [0] * (count + 1)  # how many requests use each page
+        self._key: dict[int, bytes] = {}  # the prefix of each published page
+        self._page: dict[bytes, int] = {}  # the published page of each prefix
+        self._kept: OrderedDict[int, None] = OrderedDict()  # published pages that nobody uses, oldest first
+
+    @property
+    def available(self) -> int:
+        """The number of pages that a request can get: free ones and kept ones."""
+        return len(self._free) + len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """The number of pages that nobody uses and that hold a known prefix."""
+        return len(self._kept)
+
+    def take(self, count: int) -> list[int]:
+        """``count`` pages for one request. Free pages go first, then kept pages, the oldest one first.
+
+        The caller guarantees ``count <= available``.
+        """
+        pages = []
+        for _ in range(count):
+            if self._free:
+                page = self._free.popleft()
+            else:
+                page, _ = self._kept.popitem(last=False)
+                del self._page[self._key.pop(page)]
+            self._users[page] = 1
+            pages.append(page)
+        return pages
+
+    def known(self, keys: Sequence[bytes]) -> list[int]:
+        """The published pages of the longest known prefix, by the keys of :func:`prefix_keys`. Nothing is reserved."""
+        pages: list[int] = []
+        for key in keys:
+            if key not in self._page:
+                break
+            pages.append(self._page[key])
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more request uses these published pages."""
+        for page in pages:
+            self._users[page] += 1
+            self._kept.pop(page, None)
+
+    def publish(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
+        """From now on these pages, which are in use, are the known pages of these prefixes.
+
+        A prefix that has a page already keeps that page. A published page is never written again.
+        """
+        for page, key in zip(pages, keys, strict=True):
+            if key not in self._page and page not in self._key:
+                self._page[key], self._key[page] = page, key
+
+    def published(self) -> dict[bytes, int]:
+        """The page of every known prefix."""
+        return dict(self._page)
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """A request no longer uses these pages. Published pages are kept, all others become free.
+
+        Of a prefix the last page is the first to be given away, because without an earlier page it can't be found.
+        """
+        for page in reversed(pages):
+            self._users[page] -= 1
+            if self._users[page] == 0 and page in self._key:
+                self._kept[page] = None
+            elif self._users[page] == 0:
+                self._free.append(page)
+
+    def forget(self) -> None:
+        """Frees all kept pages. Prefixes of pages in use are forgotten too."""
+        self._free.extend(self._kept)
+        self._kept.clear()
+        self._page.clear()
+        self._key.clear()
+
+    def check(self, tables: Sequence[Sequence[int]]) -> None:
+        """Checks that every page is in exactly one place.
+
+        Args:
+          tables: the pages of every request that has pages.
+
+        Raises:
+          RuntimeError: a page is lost, in two places, or in more tables than it has users. This is a fault of specjax.
+        """
+        users = np.bincount([page for table in tables for page in table], minlength=self.count + 1).tolist()
+        pairs = enumerate(zip(users, self._users, strict=True))
+        problems = [f"page {page} is in {n} tables and has {m} users" for page, (n, m) in pairs if n != m]
+        idle = sorted([*self._free, *self._kept])
+        expected = [page for page in range(1, self.count + 1) if not users[page]]
+        if problems or users[0] or idle != expected or any(page not in self._key for page in self._kept):
+            raise RuntimeError(
+                f"the pages don't add up: {len(self._free)} free and {len(self._kept)} kept, expected {len(expected)} "
+                f"in both; {'; '.join(problems) or 'users agree'}"
+            )
+
+
+def prefix_keys(prompt: Sequence[int], salt: str) -> list[bytes]:
+    """The keys of a prompt's pages that can be shared: one SHA-256 a page, each over the key of the page before.
+
+    A page's key covers the page's tokens and one token more: an entry of an EAGLE head is made from two neighbouring
+    tokens. The last prompt token is fed by the first round and not by prefill. So a prompt of P tokens has
+    (P - 2) // PAGE such pages.
+
+    Args:
+      prompt: the token ids.
+      salt: prompts with different salts share nothing.
+    """
+    keys, key = [], hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
+    ids = np.asarray(prompt, np.int32)
+    for start in range(0, max(0, len(prompt) - 2) // PAGE * PAGE, PAGE):
+        key = hashlib.sha256(key + ids[start : start + PAGE + 1].tobytes()).digest()
+        keys.append(key)
+    return keys

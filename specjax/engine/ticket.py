@@ -1,0 +1,122 @@
+"""A request on its way through the engine: what was asked, where the request stands, and what it has so far."""
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from specjax.decode import random
+from specjax.decode.sampling import NO_TOKEN, SamplingParams
+from specjax.engine.pages import prefix_keys
+from specjax.engine.programs import Limits, Row
+from specjax.generation import logprobs
+from specjax.generation.completion import Completion
+from specjax.generation.job import Job
+from specjax.generation.options import Options
+from specjax.generation.prepare import job_of
+
+if TYPE_CHECKING:
+    from specjax.engine.handle import Handle
+
+# Sampling parameters that every round computes. A request that uses another one needs the full round.
+SIMPLE = ("temperature", "vocabulary")
+
+
+class Ticket:
+    """One request.
+
+    The thread that submits the request makes the ticket. From then on only the engine's thread changes it.
+
+    Args:
+      job: the request, checked, with one prompt.
+      limits: the sizes of the engine's arrays.
+      priority: lower numbers are admitted first.
+      salt: requests with different salts share no pages.
+
+    Raises:
+      ValueError: the request lists more tokens than the engine has room for.
+    """
+
+    def __init__(self, job: Job, limits: Limits, priority: int, salt: str):
+        self.job = job
+        self.priority = priority
+        self.handle: Handle  # set by the engine before its thread sees the ticket
+        self.prompt = job.prompts[0]
+        self.limit = int(job.request.limit[0])
+        self.completion = Completion(job, 0)
+        self.row = _row(job, limits)
+        self.full = logprobs.wanted(job.options.logprobs) or any(
+            value is not None and name not in SIMPLE for name, value in job.request.sampling._asdict().items()
+        )
+        self.keys = prefix_keys(self.prompt, salt)
+        self.pages: list[int] = []  # the pages in the request's table, in order
+        self.cached_tokens = 0  # prompt tokens whose entries were found in the prefix cache
+        self.read = 0  # prompt tokens that are read so far
+        self.slot: int | None = None  # None: the request is not running
+        self.aborted = False
+        self.times = {"submitted": time.perf_counter()}  # then "admitted", "running", "first token" and "ended"
+
+    @property
+    def to_read(self) -> int:
+        """The number of prompt tokens that prefill reads: all but the last one, which the first round feeds."""
+        return len(self.prompt) - 1
+
+    def mark(self, what: str) -> None:
+        """Notes the time at which something happened for the first time."""
+        self.times.setdefault(what, time.perf_counter())
+
+    def seconds(self) -> dict[str, float]:
+        """The wall time of "queue", "prefill" and "decode"."""
+        marks = [self.times.get(name) for name in ("submitted", "admitted", "running", "ended")]
+        spans = zip(marks, marks[1:], strict=False)
+        return {
+            name: 0.0 if a is None or b is None else b - a
+            for name, (a, b) in zip(("queue", "prefill", "decode"), spans, strict=True)
+        }
+
+
+def job_for(lm: Any, prompt: Any, options: Options) -> Job:
+    """The checked request of one prompt: token ids, a string or messages. Its arrays are made on the host's processor.
+
+    Raises:
+      ValueError: an option or the prompt can't be used.
+    """
+    with _on_host():
+        return job_of(lm, [prompt], options)
+
+
+def _row(job: Job, limits: Limits) -> Row:
+    """The arrays of a request, in the engine's sizes. The table is empty."""
+    stops = np.asarray(job.request.stop_ids)
+    if int(np.sum(stops != NO_TOKEN)) > limits.stops:
+        raise ValueError(f"a request may have {limits.stops} stop tokens, got {int(np.sum(stops != NO_TOKEN))}")
+    tokens = np.zeros((1, limits.tokens), np.int32)
+    tokens[0, : len(job.prompts[0])] = job.prompts[0]
+    with _on_host():
+        sampling: SamplingParams = jax.device_get(
+            job.request.sampling.full(job.decoder.target.vocab_size, limits.lists, limits.lists, limits.stops)
+        )
+    return Row(
+        key=random.key_words(job.options.seed),
+        sampling=sampling,
+        stop_ids=_fitted(stops, limits.stops),
+        limit=np.asarray(job.request.limit),
+        prompt_lengths=np.asarray(job.request.prompt_lengths),
+        tokens=tokens,
+        table=np.zeros((1, 0), np.int32),
+    )
+
+
+def _fitted(ids: np.ndarray, size: int) -> np.ndarray:
+    """Lists of ids i32[1, E], cut or padded with NO_TOKEN to i32[1, size]."""
+    return np.pad(ids, ((0, 0), (0, max(0, size - ids.shape[1]))), constant_values=NO_TOKEN)[:, :size]
+
+
+def _on_host() -> contextlib.AbstractContextManager:
+    """Makes the host's processor the default device, so that a request never waits for the accelerator's work."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # the process was told to use the accelerator alone
+        return contextlib.nullcontext()
