@@ -17,7 +17,7 @@ import jax
 from cli.parser import Parser, flag, refusing
 
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, sweep
+from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, serving, sweep
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
@@ -34,14 +34,16 @@ MODES = {
     "drafters": lambda case, table, args: rounds.drafters(case, table, args.corpus),
     "early-exit": lambda case, table, args: early_exit.early_exit(case, table, args.exit_layer),
     "trees": lambda case, table, args: rounds.trees(case, table),
-    "latency": lambda case, table, args: latency.latency(case, table, args.prompt_lengths, args.prefill_chunks),
+    "latency": lambda case, table, args: latency.latency(case, table, args.prompt_lengths),
+    "serving": lambda case, table, args: serving.serving(case, table, args.serving_requests, args.serving_chunk),
     "sweep": lambda case, table, args: sweep.sweep(
         case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas
     ),
 }
 # Flags that only one mode reads, and that mode.
 OF_MODES = {
-    "exit_layer": "early-exit", "corpus": "drafters", "prompt_lengths": "latency", "prefill_chunks": "latency",
+    "exit_layer": "early-exit", "corpus": "drafters", "prompt_lengths": "latency",
+    "serving_requests": "serving", "serving_chunk": "serving",
     "sweep_batches": "sweep", "sweep_tokens": "sweep", "sweep_check_alphas": "sweep",
 }  # fmt: skip
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
@@ -70,7 +72,8 @@ def _parser() -> Parser:
     add(
         "--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency: prompt lengths in tokens"
     )
-    add("--prefill-chunks", type=int, nargs="+", default=(64, 512), help="for latency: tokens the draft reads at once")
+    add("--serving-requests", type=int, nargs="+", default=(1, 8, 32), help="for serving: requests at once")
+    add("--serving-chunk", type=int, help="for serving: prompt tokens that the engine reads at once")
     add("--sweep-batches", type=int, nargs="+", default=(1, 2, 4, 8, 16, 32), help="for sweep: every B to time")
     add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K to time")
     add("--sweep-check-alphas", type=float, nargs="*", default=(0.6,),
@@ -91,7 +94,7 @@ def parse(argv) -> argparse.Namespace:
         if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
             parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
-    parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "prefill_chunks", "corpus")
+    parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "serving_requests", "corpus")
     parser.at_least_one(args, "devices")
     parser.in_a_folder(args, "json")
     for alpha in (args.alpha, *args.sweep_check_alphas):

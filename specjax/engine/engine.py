@@ -24,7 +24,7 @@ from specjax.engine.ticket import Ticket, job_for
 from specjax.generation.job import Job
 from specjax.generation.known_ids import known_ids
 from specjax.generation.options import Options, asked
-from specjax.generation.result import Result
+from specjax.generation.result import Event, Result
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import PAGE
@@ -109,15 +109,26 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="specjax engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: Any, *, priority: int = 0, cache_salt: str = "", **options: Any) -> Handle:
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        listener: Callable[[Event], None] | None = None,
+        **options: Any,
+    ) -> Handle:
         """Adds a request. Returns at once.
 
         Args:
           prompt: a string, a conversation (a list of messages), or a list of token ids.
           priority: lower numbers go first; a request of one level more waits as if it had come 64 requests later.
           cache_salt: requests with different salts share no pages of the prefix cache.
+          listener: gets each event in place of the handle's iterator. The engine's thread calls it and waits for it, so
+            it must return at once and raise nothing.
           **options: fields of :class:`specjax.Options`, except those that the engine fixes for all requests. If
-            ``max_new_tokens`` is None, a request may run up to the engine's capacity.
+            ``max_new_tokens`` is None, a request may run up to the engine's capacity. The default of 128 is cut to the
+            capacity too.
 
         Raises:
           ValueError: an option or the prompt can't be used, or the request could never fit into the engine. Nothing has
@@ -126,7 +137,7 @@ class Engine:
           EngineClosedError: the engine is closed.
         """
         ticket = self._ticket(prompt, priority, cache_salt, options)
-        handle = ticket.handle = Handle(ticket, self._abort)
+        handle = ticket.handle = Handle(ticket, self._abort, listener)
         with self._lock:
             self._check_open()
             waiting = self._entered + len(self._loop.waiting)
@@ -225,18 +236,18 @@ class Engine:
                 f"logprobs must be at most {self.max_logprobs} in this engine, got {job.decoder.top_logprobs}; "
                 "specjax.Engine(max_logprobs=...) allows more"
             )
-        return Ticket(self._within(job), self.limits, priority, salt)
+        return Ticket(self._within(job, "max_new_tokens" in given), self.limits, priority, salt)
 
-    def _within(self, job: Job) -> Job:
-        """The job, with its limit cut to the capacity if the request names none.
+    def _within(self, job: Job, limited: bool) -> Job:
+        """The job, with its limit cut to the capacity unless the request has a limit of its own (``limited``).
 
         Raises:
           ValueError: the request needs more tokens than the capacity or the pages hold.
         """
         length, limit = len(job.prompts[0]), int(job.request.limit[0])
-        if job.options.max_new_tokens in (None, -1):
-            limit = min(limit, self.capacity)
         room = min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
+        if not limited or job.options.max_new_tokens in (None, -1):
+            limit = min(limit, room)
         if limit > room or length >= room:
             raise ValueError(
                 f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "

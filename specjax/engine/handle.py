@@ -12,11 +12,13 @@ from specjax.generation.result import Event, Result
 class Handle:
     """An iterator over the events of one request. ``Engine.submit`` makes it.
 
-    Several threads may wait for one handle. Each event is given to one of them only.
+    Several threads may wait for one handle. Each event is given to one of them only, or to the request's listener.
     """
 
-    def __init__(self, ticket: Ticket, abort: Callable[[Ticket], None]):
-        self._ticket, self._abort = ticket, abort
+    def __init__(
+        self, ticket: Ticket, abort: Callable[[Ticket], None], listener: Callable[[Event], None] | None = None
+    ):
+        self._ticket, self._abort, self._listener = ticket, abort, listener
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -89,7 +91,7 @@ class Handle:
 
     def tell(self, event: Event) -> None:
         """Called by the engine's thread: one more token."""
-        self._events.put(event)
+        (self._listener or self._events.put)(event)
 
     def end(self, error: BaseException | None = None) -> None:
         """Called by the engine's thread: the request has ended."""

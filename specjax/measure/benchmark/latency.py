@@ -1,4 +1,4 @@
-"""Times the way to the first tokens: the target reads the prompt, and in the first round the draft reads it too."""
+"""Times the way to the first tokens: both models read the prompt, then the first round generates."""
 
 import statistics
 import time
@@ -15,31 +15,27 @@ from specjax.measure.benchmark.table import Table
 from specjax.measure.benchmark.timed import side_by_side
 
 
-def latency(case: Case, table: Table, lengths: Sequence[int], chunks: Sequence[int] = (64,)) -> None:
-    """Times the target's prefill for each prompt length, and the first rounds for each prefill chunk of the draft.
+def latency(case: Case, table: Table, lengths: Sequence[int]) -> None:
+    """Times the prefill of both models and the first round, for each prompt length.
 
-    The first round takes longer than a later one, and the difference is the draft's prefill. Each time ends when the
-    host can read the round's tokens. There is one row, and decoding is greedy.
+    Each time ends when the host can read the round's tokens. There is one row, and decoding is greedy.
 
     Args:
       case: the models and the request.
       table: the table that the figures go to.
       lengths: the prompt lengths in tokens.
-      chunks: values of ``DraftModel.prefill_chunk``, the number of tokens that the draft reads at a time.
     """
     size, jobs = case.num_speculative_tokens, {}
+    drafter = DraftModel(case.draft)
     for length in lengths:
-        for chunk in chunks:
-            drafter = DraftModel(case.draft, prefill_chunk=chunk)
-            asked = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=4 * (size + 1))
-            jobs[length, chunk] = prepare(case.target, case.prompts(1, length), **asked)
+        asked = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=4 * (size + 1))
+        jobs[length] = prepare(case.target, case.prompts(1, length), **asked)
     side_by_side(partial(job.compile, streaming=True) for job in jobs.values())
-    for (length, chunk), job in jobs.items():
+    for length, job in jobs.items():
         prefill, first, later = _times(job)
-        if chunk == chunks[0]:
-            table.add(f"prompt of {length}, target's prefill", prefill)
-        name = f"prompt of {length}, first round, chunks of {chunk}"
-        note = f"draft's prefill {(first - later) * 1e3:.1f} ms, first tokens after {(prefill + first) * 1e3:.1f} ms"
+        table.add(f"prompt of {length}, prefill of both models", prefill)
+        note = f"a later round {later * 1e3:.1f} ms, first tokens after {(prefill + first) * 1e3:.1f} ms"
+        name = f"prompt of {length}, first round"
         table.add(name, first, None, note, later_ms=later * 1e3, first_tokens_ms=(prefill + first) * 1e3)
 
 

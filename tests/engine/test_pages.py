@@ -1,0 +1,120 @@
+"""Pages and the queue, against plain models of what they must do."""
+
+import random
+
+import pytest
+
+from specjax.engine.pages import Pages, prefix_keys
+from specjax.engine.queue import LEVEL, Waiting
+from specjax.models.cache import PAGE
+
+
+def test_pages_are_taken_and_come_back():
+    pages = Pages(4)
+    first, second = pages.take(3), pages.take(1)
+    assert sorted(first + second) == [1, 2, 3, 4] and pages.available == 0
+    pages.give_back(first)
+    assert pages.available == 3
+    pages.check([second])
+
+
+def test_a_known_prefix_is_kept_until_its_page_is_needed_the_oldest_and_last_pages_first():
+    pages, keys = Pages(4), [b"a", b"b"]
+    held = pages.take(2)
+    pages.publish(held, keys)
+    assert pages.known(keys) == held and pages.known([b"x", b"b"]) == []
+    pages.give_back(held)
+    assert (pages.available, pages.kept) == (4, 2)
+    pages.check([])
+    shared = pages.known(keys)[:1]
+    pages.share(shared)
+    assert pages.available == 3
+    pages.give_back(shared)
+    taken = pages.take(3)  # two free ones, and the kept page that was used longest ago: the second of the prefix
+    assert pages.known(keys) == held[:1] and held[1] in taken
+    pages.check([taken])
+
+
+def test_a_page_is_in_use_until_its_last_user_gives_it_back():
+    pages = Pages(2)
+    held = pages.take(1)
+    pages.publish(held, [b"a"])
+    pages.share(held)
+    pages.give_back(held)
+    assert pages.available == 1
+    pages.give_back(held)
+    assert pages.available == 2
+
+
+def test_the_first_page_of_a_prefix_stays_its_page():
+    pages = Pages(2)
+    one, two = pages.take(1), pages.take(1)
+    pages.publish(one, [b"a"])
+    pages.publish(two, [b"a"])
+    assert pages.known([b"a"]) == one
+    pages.give_back(two)
+    assert pages.kept == 0 and pages.available == 1
+
+
+@pytest.mark.parametrize("tables", [[[1], [1]], [[]], [[1, 2]], [[0]]])
+def test_a_lost_or_doubled_page_is_noticed(tables):
+    pages = Pages(3)
+    pages.take(1)
+    with pytest.raises(RuntimeError, match="add up"):
+        pages.check(tables)
+
+
+def test_keys_cover_whole_pages_their_next_token_and_the_salt():
+    text = list(range(3 * PAGE))
+    assert [len(prefix_keys(text[:n], "")) for n in (1, 2, PAGE + 1, PAGE + 2, 2 * PAGE + 2)] == [0, 0, 0, 1, 2]
+    keys = prefix_keys(text, "")
+    assert keys[:1] == prefix_keys(text[: PAGE + 2], "")
+    assert keys[0] != prefix_keys(text, "salt")[0]
+    changed = text[:]
+    changed[PAGE] = 0  # the token after the first page
+    assert keys[0] != prefix_keys(changed, "")[0]
+    changed = [1, *text[1:]]
+    assert all(a != b for a, b in zip(keys, prefix_keys(changed, ""), strict=True))
+
+
+def test_a_thousand_random_steps_leave_no_page_behind():
+    rng, pages, held, texts = random.Random(0), Pages(40), [], []
+    for _ in range(1000):
+        action = rng.random()
+        if action < 0.5:
+            text = rng.choice(texts)[: rng.randrange(1, 300)] if texts and rng.random() < 0.6 else []
+            text = text + [rng.randrange(9) for _ in range(rng.randrange(2, 200))]
+            texts = [text, *texts[:5]]
+            keys, known = prefix_keys(text, ""), []
+            known = pages.known(keys)
+            pages.share(known)
+            missing = -(-len(text) // PAGE) - len(known)
+            if missing > pages.available:
+                pages.give_back(known)
+            else:
+                held.append((known + pages.take(missing), keys))
+        elif held and action < 0.7:
+            table, keys = rng.choice(held)
+            pages.publish(table[: len(keys)], keys)
+        elif held:
+            table, _ = held.pop(rng.randrange(len(held)))
+            pages.give_back(table)
+        elif action > 0.98:
+            pages.forget()
+        assert pages.available == 40 - len({page for table, _ in held for page in table})
+        pages.check([table for table, _ in held])
+    for table, _ in held:
+        pages.give_back(table)
+    assert pages.available == 40
+
+
+def test_the_queue_is_first_come_first_served_within_a_level_and_nobody_starves():
+    waiting: Waiting[str] = Waiting()
+    for name, priority in (("low", 2), ("a", 0), ("b", 0), ("urgent", -1)):
+        waiting.add(name, priority)
+    assert waiting.first() == "urgent"
+    assert waiting.remove("b") and not waiting.remove("b")
+    assert [waiting.pop() for _ in range(2)] == ["urgent", "a"]
+    for i in range(3 * LEVEL):
+        waiting.add(f"late {i}", 0)
+    assert [waiting.pop() for _ in range(2 * LEVEL)].index("low") < 2 * LEVEL and len(waiting) == LEVEL + 1
