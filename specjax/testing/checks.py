@@ -199,6 +199,27 @@ def _round_and_proposals(decoder: Decoder, state: DecodeState) -> tuple[DecodeSt
     return state, kept, drafter.propose(target, fresh.drafter, fresh, keys, size)[0]
 
 
+def check_plan(trial: Trial) -> None:
+    """Checks that ``plan`` reads static values only, and gives inside a program what it gives outside.
+
+    A round asks for the plan while it is compiled. The leaves of target and drafter then have shapes and no values.
+    """
+    size = trial.num_speculative_tokens
+    plan = trial.drafter.plan(trial.target, size)
+
+    def compiled(target, drafter):
+        inside = drafter.plan(target, size)
+        assert inside == plan, f"{trial}: the plan is {plan}, but {inside} inside a program"
+
+    try:
+        jax.eval_shape(compiled, trial.target, trial.drafter)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        raise AssertionError(
+            f"{trial}: plan reads the value of a leaf, and in a program a leaf has none. A plan may only read static "
+            "values: shapes, dtypes, and fields of the class that are no leaves. Keep what plan needs in such a field."
+        ) from error
+
+
 def check_proposal(trial: Trial) -> None:
     """Checks the form of a proposal.
 
@@ -257,6 +278,7 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
     target = tiny_lm(vocab_size=4, std=0.7) if target is None else target
     for verifier in ("rejection", "coupled"):
         one = Trial(target, drafter, verifier, **trial)
+        check_plan(one)
         check_proposal(one)
         check_law(one)
         check_rows_alone(one)
