@@ -42,13 +42,15 @@ def check_law(trial: Trial, early_stop: int | None = None) -> None:
       early_stop: a stop token that ``min_new_tokens`` forbids everywhere but at the last of these tokens. None: no
         stop token.
     """
+    # No row generates more than is compared, or than it must.
+    limits = [max(trial.length, s.get("min_new_tokens", 0)) for s in SETTINGS.values() for _ in range(trial.rows)]
     changes: dict[str, Any] = {}
     if early_stop is not None:
         changes = {"eos_token_id": early_stop, "min_new_tokens": trial.length - 1}
     drawn = []
     for start in range(0, trial.draws, trial.rows):
         seeds = range(start * len(SETTINGS), start * len(SETTINGS) + trial.batch)
-        rows = trial.sequences(trial.run(seed=list(seeds), **changes))
+        rows = trial.sequences(trial.run(seed=list(seeds), max_new_tokens=limits, **changes))
         # Settings that forbid tokens may forbid all of them at a later token, and then the row ends.
         assert min(map(len, rows)) >= trial.length, f"{trial}: a row was left without a distribution"
         drawn.append(np.stack([row[: trial.length] for row in rows]).reshape(len(SETTINGS), trial.rows, -1))
@@ -98,7 +100,6 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
     plain = dataclasses.replace(trial, drafter=NoDraft(), verifier="rejection")
     longest = plain.sequences(plain.run(**changes))
     limits = [i % (trial.new_tokens + 1) for i in range(len(longest))]
-    limits[0] = trial.new_tokens  # the capacity stays that of the other checks, so the same compiled program runs
     places: set[int] = set()
     waits = [setting.get("min_new_tokens", 0) for setting in SETTINGS.values() for _ in range(trial.rows)]
     for stop in [None, *range(trial.target.config.vocab_size)]:
