@@ -42,13 +42,15 @@ def check_law(trial: Trial, early_stop: int | None = None) -> None:
       early_stop: a stop token that ``min_new_tokens`` forbids everywhere but at the last of these tokens. None: no
         stop token.
     """
+    # No row generates more than is compared, or than it must.
+    limits = [max(trial.length, s.get("min_new_tokens", 0)) for s in SETTINGS.values() for _ in range(trial.rows)]
     changes: dict[str, Any] = {}
     if early_stop is not None:
         changes = {"eos_token_id": early_stop, "min_new_tokens": trial.length - 1}
     drawn = []
     for start in range(0, trial.draws, trial.rows):
         seeds = range(start * len(SETTINGS), start * len(SETTINGS) + trial.batch)
-        rows = trial.sequences(trial.run(seed=list(seeds), **changes))
+        rows = trial.sequences(trial.run(seed=list(seeds), max_new_tokens=limits, **changes))
         # Settings that forbid tokens may forbid all of them at a later token, and then the row ends.
         assert min(map(len, rows)) >= trial.length, f"{trial}: a row was left without a distribution"
         drawn.append(np.stack([row[: trial.length] for row in rows]).reshape(len(SETTINGS), trial.rows, -1))
@@ -98,7 +100,6 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
     plain = dataclasses.replace(trial, drafter=NoDraft(), verifier="rejection")
     longest = plain.sequences(plain.run(**changes))
     limits = [i % (trial.new_tokens + 1) for i in range(len(longest))]
-    limits[0] = trial.new_tokens  # the capacity stays that of the other checks, so the same compiled program runs
     places: set[int] = set()
     waits = [setting.get("min_new_tokens", 0) for setting in SETTINGS.values() for _ in range(trial.rows)]
     for stop in [None, *range(trial.target.config.vocab_size)]:
@@ -199,6 +200,27 @@ def _round_and_proposals(decoder: Decoder, state: DecodeState) -> tuple[DecodeSt
     return state, kept, drafter.propose(target, fresh.drafter, fresh, keys, size)[0]
 
 
+def check_plan(trial: Trial) -> None:
+    """Checks that ``plan`` reads static values only, and gives inside a program what it gives outside.
+
+    A round asks for the plan while it is compiled. The leaves of target and drafter then have shapes and no values.
+    """
+    size = trial.num_speculative_tokens
+    plan = trial.drafter.plan(trial.target, size)
+
+    def compiled(target, drafter):
+        inside = drafter.plan(target, size)
+        assert inside == plan, f"{trial}: the plan is {plan}, but {inside} inside a program"
+
+    try:
+        jax.eval_shape(compiled, trial.target, trial.drafter)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        raise AssertionError(
+            f"{trial}: plan reads the value of a leaf, and in a program a leaf has none. A plan may only read static "
+            "values: shapes, dtypes, and fields of the class that are no leaves. Keep what plan needs in such a field."
+        ) from error
+
+
 def check_proposal(trial: Trial) -> None:
     """Checks the form of a proposal.
 
@@ -257,6 +279,7 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
     target = tiny_lm(vocab_size=4, std=0.7) if target is None else target
     for verifier in ("rejection", "coupled"):
         one = Trial(target, drafter, verifier, **trial)
+        check_plan(one)
         check_proposal(one)
         check_law(one)
         check_rows_alone(one)

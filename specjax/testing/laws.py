@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from specjax.decode import sampling
 from specjax.decode.types import DecodeState
@@ -17,6 +18,8 @@ from specjax.models.lm import LM
 
 # The smallest expected count of a cell. Below it Pearson's statistic does not follow chi-square (Cochran 1954).
 SMALLEST_CELL = 5.0
+# Texts are padded to a multiple of this length, so that prompts of several lengths share one compiled program.
+PADDED_TO = 16
 
 
 def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarray:
@@ -44,8 +47,10 @@ def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarr
     params = requests.sampling_params(given, 1, vocab, stop_ids=stops.stop_ids(lm, given, 1))
     prefixes = np.indices((vocab,) * (length - 1)).reshape(length - 1, -1).T  # [V^(length-1), length-1], lexicographic
     rows = prefixes.shape[0]
-    tokens = np.concatenate([np.tile(np.asarray(prompt, np.int32), (rows, 1)), prefixes], axis=1).astype(np.int32)
-    by_depth = _teacher_forced(lm, jnp.asarray(tokens), params, size, length)
+    width = -(-(size + length - 1) // PADDED_TO) * PADDED_TO
+    tokens = np.zeros((rows, width), np.int32)
+    tokens[:, :size], tokens[:, size : size + length - 1] = prompt, prefixes
+    by_depth = _teacher_forced(lm, jnp.asarray(tokens), params, jnp.int32(size), length)
     law = np.ones(1)
     for depth, probs in enumerate(np.asarray(by_depth, np.float64)):
         conditional = probs[:: vocab ** (length - 1 - depth)]  # one row for each prefix of this depth
@@ -54,26 +59,28 @@ def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarr
     return law.reshape((vocab,) * length)
 
 
-@jax.jit(static_argnums=(3, 4))
+@jax.jit(static_argnums=4)
 def _teacher_forced(lm, tokens, params, prompt_length, length):
     """The next-token distributions after the prompt and 0..length-1 more tokens of each row. -> f32[length, R, V].
 
     Args:
       lm: the model.
-      tokens: i32[R, T], the prompt and one continuation in each row.
+      tokens: i32[R, T], the prompt and one continuation in each row, then padding.
       params: the sampling parameters, with one row.
-      prompt_length: the number of prompt tokens.
-      length: the number of distributions.
+      prompt_length: i32[], the number of prompt tokens.
+      length: the number of distributions; static.
     """
     rows = tokens.shape[0]
     logits = lm(tokens, lm.alloc_cache(rows, tokens.shape[1])).logits
     params = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params)
-    out = []
-    for position in range(prompt_length, prompt_length + length):
+
+    def after(position):
         lengths, prompt_lengths = (jnp.full(rows, length, jnp.int32) for length in (position, prompt_length))
         context = sampling.Context(tokens, lengths, prompt_lengths, jnp.zeros((rows, 1, 0), jnp.int32))
-        out.append(sampling.distribution(logits[:, position - 1 : position], params, context)[:, 0])
-    return jnp.stack(out)
+        own = lax.dynamic_slice_in_dim(logits, position - 1, 1, axis=1)
+        return sampling.distribution(own, params, context)[:, 0]
+
+    return lax.map(after, prompt_length + jnp.arange(length, dtype=jnp.int32))
 
 
 def sample_sequences(
@@ -101,7 +108,7 @@ def sample_sequences(
     return np.concatenate(drawn)[:draws, len(prompt) : len(prompt) + length]
 
 
-def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeState:
+def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], room: int = 0, **options) -> DecodeState:
     """Decodes like :func:`specjax.generate`, with buffers no longer than needed.
 
     This is for thousands of short rows: ``generate`` has room for at least 128 tokens in each row.
@@ -109,16 +116,20 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], **options) -> DecodeSt
     Args:
       lm: the target.
       prompts: the token ids of each prompt.
+      room: the number of new tokens that every row has room for, if its limit is lower. Runs with several limits then
+        share one compiled program.
       **options: fields of :class:`specjax.Options`.
 
     Returns:
       The last state, in NumPy arrays, without caches.
     """
     job = prepare(lm, prompts, **options)
-    needed = int(jnp.max(job.request.limit)) + job.decoder.plan.block
+    longest = max(int(jnp.max(job.request.limit)), max(map(len, prompts)) + room)
+    needed = longest + job.decoder.plan.block
     chunk = max(1, max(map(len, prompts)) - 1)
     capacity = -(-needed // chunk) * chunk
-    job = dataclasses.replace(job, tokens=job.tokens[:, :capacity], chunk=chunk)
+    tokens = jnp.pad(job.tokens, ((0, 0), (0, capacity)))[:, :capacity]
+    job = dataclasses.replace(job, tokens=tokens, chunk=chunk)
     state = job.decoder.run(job.start())
     without_keys: dict[str, Any] = {"key": None}  # NumPy has no arrays of keys
     on_device: dict[str, Any] = {"cache": None, "drafter": None, "request": state.request._replace(**without_keys)}

@@ -109,6 +109,7 @@ class Trial:
         options: dict[str, Any] = {"seed": list(range(self.batch)), "max_new_tokens": self.new_tokens, **self.options}
         options |= {"drafter": self.drafter, "verifier": self.verifier, "ignore_eos": "eos_token_id" not in changes}
         options |= {"num_speculative_tokens": self.num_speculative_tokens, "lossy": True, **changes}
+        options["room"] = self.new_tokens  # whatever the limits are, so that one compiled program runs them all
         options = {k: [v[i] for i in order] if isinstance(v, list) else v for k, v in options.items()}
         prompts = self.prompts
         return run_tightly(self.target, [prompts[i] for i in order], **options)

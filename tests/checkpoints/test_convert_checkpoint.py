@@ -1,53 +1,24 @@
 """specjax's own folders, the conversion script, and how much memory a conversion takes."""
 
-import importlib.util
 import io
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from test_convert_llama import TINY, random_tensors
-from test_tokenizer import byte_level
+from commands import ROOT
+from conversions import MEASURE, run_script
+from hf_folders import HF, random_tensors, write_hf
+from small_tokenizers import byte_level
 
 from convert import checkpoint
 from convert import llama_weights as convert_llama
 from convert.source import open_source
 from specjax.models.config import from_hf
-
-ROOT = Path(__file__).resolve().parents[2]
-HF = {**TINY, "vocab_size": 272, "eos_token_id": 1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-
-
-def write_hf(folder, hf=HF, tokenizer=None, generation=None, **changes):
-    """A Hugging Face folder with random weights; returns them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(hf))
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    if tokenizer is not None:
-        tokenizer.save(folder)
-    tensors = {**random_tensors(from_hf(hf)), **changes}
-    save_file(tensors, folder / "model.safetensors")
-    return tensors
-
-
-def run_script(*arguments):
-    """(exit code) of scripts/convert.py, in this process."""
-    spec = importlib.util.spec_from_file_location("convert_script", ROOT / "scripts" / "convert.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    before, sys.argv = sys.argv, ["convert.py", *map(str, arguments)]
-    try:
-        return script.main()
-    finally:
-        sys.argv = before
 
 
 def test_round_trip(tmp_path):
@@ -148,25 +119,6 @@ def test_script_refuses_in_one_sentence(tmp_path, capsys):
         assert not (tmp_path / "own").exists()
     assert run_script(tmp_path / "hf", tmp_path / "cut") == 2
     assert "exists already" in capsys.readouterr().err
-
-
-MEASURE = """
-import sys
-from convert import checkpoint
-from convert.source import open_source
-
-def convert(name):
-    source = open_source(f"{sys.argv[1]}/{name}")
-    checkpoint.save(f"{sys.argv[1]}/{name}-own", source.config, source.fill())
-
-def peak():  # not ru_maxrss: a new process starts with its parent's
-    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-convert("small")  # what the libraries themselves take
-before = peak()
-convert("large")
-print(peak() - before)
-"""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

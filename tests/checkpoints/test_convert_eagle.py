@@ -1,58 +1,19 @@
 """EAGLE heads in the layouts that are published."""
 
 import dataclasses
-import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from test_eagle import CONFIG, TARGET, TOKENS, draft_of, perfect_pair, random_head
+from eagle_heads import CONFIG, TARGET, TOKENS, draft_of, generated, perfect_pair, random_head
+from published_heads import publish_eagle
 
 import specjax
-from convert import eagle_weights as eagle
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import Eagle
 from specjax.models import modules
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.testing import tiny_lm
-
-
-def publish(folder, drafter, target, change=lambda tensors: None, **config):
-    """Writes a drafter as others would."""
-    c = drafter.config.layer
-    tensors = {}
-    for name, part in eagle.table(drafter.config).items():
-        leaf = drafter.params
-        for key in part.path:
-            leaf = leaf[key]
-        tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
-    first = drafter.tokens is None
-    if not first:
-        tokens = np.asarray(drafter.tokens)
-        tensors["d2t"] = tokens - np.arange(len(tokens))
-        tensors["t2d"] = np.isin(np.arange(target.config.vocab_size), tokens)
-    change(tensors)
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    names = (
-        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings rms_norm_eps rope_theta"
-    ).split()
-    hf = {name: getattr(c, name) for name in names} | {"model_type": "llama"}
-    hf |= {"vocab_size": target.config.vocab_size, "architectures": ["LlamaForCausalLMEagle3"]}
-    if not first:
-        hf |= {"draft_vocab_size": len(tokens)}
-        hf |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(drafter.config.taps)}}
-    hf |= config
-    (folder / "config.json").write_text(json.dumps(hf))
-    return folder
-
-
-def run(drafter):
-    return specjax.generate(
-        TARGET, [[1, 2, 3], [4]], drafter=drafter, num_speculative_tokens=3, max_new_tokens=16, temperature=1.0
-    )
 
 
 def rename(tensors):
@@ -63,10 +24,10 @@ def rename(tensors):
 @pytest.mark.parametrize("change", [lambda tensors: None, rename], ids=["midlayer", "layers.0"])
 def test_a_published_head_drafts_as_it_did(tmp_path, change):
     drafter = random_head()
-    back = files.load(publish(tmp_path / "head", drafter, TARGET, change), TARGET)
+    back = files.load(publish_eagle(tmp_path / "head", drafter, TARGET, change), TARGET)
     assert dataclasses.replace(back.config.layer, eos_token_ids=()) == dataclasses.replace(CONFIG.layer)
     assert back.config.taps == CONFIG.taps and np.array_equal(back.tokens, TOKENS)
-    a, b = run(drafter), run(back)
+    a, b = generated(drafter), generated(back)
     assert a.tokens == b.tokens and a.metrics == b.metrics
 
 
@@ -81,9 +42,10 @@ def test_a_published_head_of_the_first_eagle_drafts_as_it_did(tmp_path, bias):
         for name in [name for name in tensors if name.startswith("midlayer.")]:
             tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
 
-    back = files.load(publish(tmp_path / "head", drafter, TARGET, rename, **({} if bias else {"bias": False})), TARGET)
+    said = {} if bias else {"bias": False}
+    back = files.load(publish_eagle(tmp_path / "head", drafter, TARGET, rename, **said), TARGET)
     assert back.config.bias == bias and back.tokens is None
-    a, b = run(drafter), run(back)
+    a, b = generated(drafter), generated(back)
     assert a.tokens == b.tokens and a.metrics == b.metrics
     other = tiny_lm(0, vocab_size=13)
     with pytest.raises(ValueError, match="a head of 12 tokens drafts with the target's output head, which has 13"):
@@ -92,7 +54,7 @@ def test_a_published_head_of_the_first_eagle_drafts_as_it_did(tmp_path, bias):
 
 def test_a_published_perfect_head_is_never_refused(tmp_path):
     target, drafter = perfect_pair()
-    head = files.load(publish(tmp_path / "head", drafter, target), target)
+    head = files.load(publish_eagle(tmp_path / "head", drafter, target), target)
     out = specjax.generate(target, [[2, 5]], drafter=head, num_speculative_tokens=4, max_new_tokens=20)
     assert out.metrics[0].draft_acceptance_rate == 1.0
 
@@ -103,7 +65,7 @@ def test_a_head_with_an_embedding_of_its_own_uses_it(tmp_path):
     def add(tensors):
         tensors["embed_tokens.weight"] = own.astype(np.float32)
 
-    with_own = files.load(publish(tmp_path / "own", random_head(), TARGET, add), TARGET)
+    with_own = files.load(publish_eagle(tmp_path / "own", random_head(), TARGET, add), TARGET)
     other = dataclasses.replace(random_head(), embed=jnp.asarray(own, jnp.float32))
     q, same, without = (draft_of(d, [1, 2, 3], 2).probs for d in (with_own, other, random_head()))
     assert np.array_equal(q, same) and np.abs(q - without).max() > 1e-3
@@ -139,10 +101,10 @@ def taps(layers):
 )
 def test_other_layouts_are_refused_by_name(tmp_path, change, config, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
-        files.load(publish(tmp_path / "head", random_head(), TARGET, change, **config), TARGET)
+        files.load(publish_eagle(tmp_path / "head", random_head(), TARGET, change, **config), TARGET)
 
 
 def test_special_tokens_of_a_head_are_not_read(tmp_path):
     """A head's config.json often names ids that its own vocab_size does not reach."""
     config = {"bos_token_id": 128000, "eos_token_id": [128001]}
-    files.load(publish(tmp_path / "head", random_head(), TARGET, **config), TARGET)
+    files.load(publish_eagle(tmp_path / "head", random_head(), TARGET, **config), TARGET)

@@ -3,15 +3,14 @@
 import dataclasses
 import struct
 
-import gguf
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter
 from gguf.quants import dequantize, quantize
-from test_convert_llama import TINY, random_tensors
+from gguf_files import CONFIG, llama_metadata, llama_tensors, write_gguf
+from hf_folders import TINY, random_tensors
 
 from convert import gguf as convert_gguf
 from convert import gguf_llama
@@ -21,69 +20,7 @@ from convert.source import open_source
 from specjax.models.config import LlamaConfig, RopeScaling, from_hf, to_hf
 from specjax.models.lm import LM
 
-CONFIG = LlamaConfig(64, 64, 96, 2, 4, 2, 16, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)
 WIDE = LlamaConfig(256, 256, 256, 1, 4, 2, 64, max_position_embeddings=128, rms_norm_eps=1e-5, rope_theta=5e5)
-
-
-def write(path, metadata, tensors):
-    """tensors: name -> (kind, shape, raw bytes)."""
-    writer = GGUFWriter(path, "llama")
-    writer.kv_data[0].clear()
-    for key, value in metadata.items():
-        numbers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        numbers.get(type(value), writer.add_array)(key, value)
-    for name, (kind, shape, raw) in tensors.items():
-        row = gguf.quants.quant_shape_to_byte_shape(shape, Kind[kind]) if shape else (len(raw),)
-        writer.add_tensor(name, np.frombuffer(raw, np.uint8).reshape(row), raw_shape=row, raw_dtype=Kind[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def llama_metadata(config, **more):
-    return {
-        "general.architecture": "llama", "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size, "llama.block_count": config.num_hidden_layers,
-        "llama.feed_forward_length": config.intermediate_size, "llama.rope.dimension_count": config.head_dim,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps, "llama.rope.freq_base": config.rope_theta,
-        **more,
-    }  # fmt: skip
-
-
-def blocks(kind, array, rng):
-    """Bytes of a matrix in a type: quantised where the package can, else random blocks with small scales."""
-    try:
-        return quantize(array.astype(np.float32), Kind[kind]).tobytes()
-    except NotImplementedError:
-        pass
-    values, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
-    raw = rng.integers(0, 256, (array.size // values, size), np.uint8)
-    scale = (0.02 * rng.random(len(raw)) / 2 ** int(kind[1])).astype(np.float16).view(np.uint8).reshape(-1, 2)
-    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]:
-        raw[:, at : at + 2] = scale
-    return raw.tobytes()
-
-
-def llama_tensors(config, tensors, kind="F16"):
-    """Under GGUF's names and with its row order in q and k; matrices in ``kind``, the rest as F32."""
-    names, rng = {v: k for k, v in {**gguf_llama._TOP, **gguf_llama._LAYER}.items()}, np.random.default_rng(1)
-    result = {}
-    for name, array in tensors.items():
-        stem, ending = name.rsplit(".", 1)
-        parts = stem.split(".", 3)
-        layer = f"blk.{parts[2]}." if stem.startswith("model.layers") else ""
-        new = f"{layer}{names[parts[3] if layer else stem]}.{ending}"
-        for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
-            if part in new:  # halves to pairs, row by row
-                d = config.head_dim
-                order = [h * d + j + half * d // 2 for h in range(heads) for j in range(d // 2) for half in (0, 1)]
-                array = array[order]
-        own = kind if array.ndim == 2 else "F32"
-        result[new] = (own, array.shape, blocks(own, array, rng))
-    return result
 
 
 def logits(config, params, tokens):
@@ -106,7 +43,7 @@ def test_logits_are_those_of_transformers(tmp_path, kind):
     )
     with torch.no_grad():
         expected = theirs(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
-    write(tmp_path / "m.gguf", llama_metadata(WIDE), tensors)
+    write_gguf(tmp_path / "m.gguf", llama_metadata(WIDE), tensors)
     source = open_source(tmp_path / "m.gguf")
     got = logits(source.config, source.fill(), TOKENS)
     np.testing.assert_allclose(got, expected, atol=2e-4 * max(1, np.abs(expected).max()))
@@ -144,7 +81,7 @@ def test_frequencies_stored_as_a_tensor_give_llama_3s_logits(tmp_path):
     assert factors.min() == 1 and factors.max() > 7.99 and ((factors > 1.01) & (factors < 7.99)).any()
     parts = llama_tensors(config, tensors, "F32") | {"rope_freqs.weight": ("F32", (8,), factors.tobytes())}
     sizes = {"llama.attention.key_length": 16, "llama.attention.value_length": 16}
-    write(tmp_path / "m.gguf", llama_metadata(config, **sizes), parts)
+    write_gguf(tmp_path / "m.gguf", llama_metadata(config, **sizes), parts)
     source = open_source(tmp_path / "m.gguf")
     assert source.config.rope_scaling.kind == "factors" and source.total == len(tensors)
     assert LlamaConfig.from_dict(source.config.to_dict()) == source.config
@@ -177,7 +114,7 @@ def test_blocks_are_dequantised_as_described(tmp_path):
     plain = rng.normal(size=(2, 3)).astype(ml_dtypes.bfloat16)
     tensors |= {"BF16": ("BF16", (2, 3), plain.tobytes())}
     metadata = {"a": 1, "b": [1, -2], "c": ["x", "ü"], "d": 0.5, "e": True}
-    write(tmp_path / "x.gguf", metadata, tensors)
+    write_gguf(tmp_path / "x.gguf", metadata, tensors)
     raw = bytearray((tmp_path / "x.gguf").read_bytes())
     raw[4] = 2  # the older version has the same layout
     (tmp_path / "x.gguf").write_bytes(raw)
@@ -194,7 +131,7 @@ def test_a_tensor_is_dequantised_by_pieces(tmp_path, monkeypatch):
     """So that only one whole tensor is held; the values are those of the package's own call."""
     array = np.random.default_rng(0).normal(size=(7, 4, 64))
     packed = quantize(array.astype(np.float32), Kind.Q5_1)
-    write(tmp_path / "x.gguf", {}, {"w": ("Q5_1", (7, 4, 64), packed.tobytes())})
+    write_gguf(tmp_path / "x.gguf", {}, {"w": ("Q5_1", (7, 4, 64), packed.tobytes())})
     monkeypatch.setattr(convert_gguf, "_VALUES_AT_A_TIME", 130)
     sizes = []
     spy = lambda rows, kind: sizes.append(len(rows)) or dequantize(rows, kind)  # noqa: E731
@@ -208,7 +145,7 @@ def test_a_tensor_is_dequantised_by_pieces(tmp_path, monkeypatch):
 def test_llama_comes_back_with_its_rows_in_order(tmp_path):
     tensors = random_tensors(CONFIG, dtype=np.float16)
     metadata = llama_metadata(CONFIG, **{"tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.eom_token_id": 5})
-    write(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, tensors))
+    write_gguf(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, tensors))
     source = open_source(tmp_path / "m.gguf")
     assert source.config == LlamaConfig.from_dict({**CONFIG.to_dict(), "eos_token_ids": (3, 5)})
     back = convert_llama.to_hf(source.config, source.fill())
@@ -221,15 +158,15 @@ def test_rope_scaling_and_heads(tmp_path):
     untied = LlamaConfig.from_dict({**CONFIG.to_dict(), "tie_word_embeddings": False})
     parts = llama_tensors(untied, random_tensors(untied))
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    write(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
+    write_gguf(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
     config = open_source(tmp_path / "m.gguf").config
     assert config.rope_scaling == RopeScaling("linear", factor=4.0) and not config.tie_word_embeddings
     parts["rope_freqs.weight"] = ("F32", (8,), np.ones(8, np.float32).tobytes())
-    write(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
+    write_gguf(tmp_path / "m.gguf", llama_metadata(CONFIG, **linear), parts)
     with pytest.raises(ValueError, match="rope scaling .*linear.* together with tensor rope_freqs.weight"):
         open_source(tmp_path / "m.gguf")
     parts["rope_freqs.weight"] = ("F32", (7,), np.ones(7, np.float32).tobytes())
-    write(tmp_path / "m.gguf", llama_metadata(CONFIG), parts)
+    write_gguf(tmp_path / "m.gguf", llama_metadata(CONFIG), parts)
     with pytest.raises(ValueError, match="m.gguf.*has 7 factors, expected head_dim / 2 = 8"):
         open_source(tmp_path / "m.gguf")
 
@@ -255,14 +192,14 @@ def test_rope_scaling_and_heads(tmp_path):
 ], ids=str)  # fmt: skip
 def test_every_key_is_judged_by_name(tmp_path, more, words):
     metadata = {k: v for k, v in (llama_metadata(CONFIG) | more).items() if v is not None}
-    write(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, random_tensors(CONFIG)))
+    write_gguf(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, random_tensors(CONFIG)))
     with pytest.raises(ValueError, match=f"(?s)m.gguf.*{words}"):
         open_source(tmp_path / "m.gguf")
 
 
 def test_damaged_and_unknown_files_are_refused(tmp_path):
     path = tmp_path / "m.gguf"
-    write(path, llama_metadata(CONFIG, a=[1, 2]), llama_tensors(CONFIG, random_tensors(CONFIG)))
+    write_gguf(path, llama_metadata(CONFIG, a=[1, 2]), llama_tensors(CONFIG, random_tensors(CONFIG)))
     raw = path.read_bytes()
     for cut in (0, 3, 23, 40, 200, 1000, len(raw) // 2, len(raw) - 64):
         path.write_bytes(raw[:cut])
@@ -284,10 +221,10 @@ def test_damaged_and_unknown_files_are_refused(tmp_path):
 
 def test_tensors_that_cannot_be_read_are_refused_before_any_is(tmp_path):
     path = tmp_path / "m.gguf"
-    write(path, {}, {"v": ("F32", (4,), b"\0" * 16), "w": ("Q8_1", (1, 32), b"\0" * 40)})
+    write_gguf(path, {}, {"v": ("F32", (4,), b"\0" * 16), "w": ("Q8_1", (1, 32), b"\0" * 40)})
     with pytest.raises(ValueError, match="m.gguf: tensor w has type Q8_1, which the gguf package can't dequantise"):
         GGUF(path)
-    write(path, {}, {"v": ("F32", (16,), b"\0" * 64), "w": ("Q8_0", (2, 32), b"\0" * 68)})
+    write_gguf(path, {}, {"v": ("F32", (16,), b"\0" * 64), "w": ("Q8_0", (2, 32), b"\0" * 68)})
     raw = path.read_bytes()
     entry = raw.index(b"w" + struct.pack("<I", 2)) + 5
     path.write_bytes(raw[:entry] + struct.pack("<Q", 16) + raw[entry + 8 :])

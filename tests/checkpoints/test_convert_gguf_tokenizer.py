@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers
-from test_convert_gguf import CONFIG, llama_metadata, llama_tensors, write
-from test_convert_llama import random_tensors
+from gguf_files import CONFIG, llama_metadata, llama_tensors, write_gguf
+from hf_folders import random_tensors
 from tokenizers import pre_tokenizers
 
 from convert import gguf_tokenizer
@@ -141,6 +141,7 @@ def test_a_file_without_a_tokenizer_gives_none():
 
 
 def test_a_tokenizer_of_more_ids_than_the_model_has_rows_is_refused(tmp_path):
-    write(tmp_path / "m.gguf", llama_metadata(CONFIG) | byte_level(), llama_tensors(CONFIG, random_tensors(CONFIG)))
+    metadata = llama_metadata(CONFIG) | byte_level()
+    write_gguf(tmp_path / "m.gguf", metadata, llama_tensors(CONFIG, random_tensors(CONFIG)))
     with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.tokens has 262 ids, but the embedding has 64 rows"):
         open_source(tmp_path / "m.gguf")

@@ -4,23 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hf_folders import TINY, random_tensors
 
 from convert import llama_weights as convert_llama
 from specjax.models import llama, rope
 from specjax.models.config import LlamaConfig, from_hf
 from specjax.models.lm import LM
-
-TINY = {"model_type": "llama", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
-
-
-def random_tensors(config, seed=0, dtype=np.float32):
-    rng = np.random.default_rng(seed)
-    table = convert_llama.table(config)
-    return {
-        convert_llama.full_name(name): (rng.normal(size=part.shape) / np.sqrt(part.shape[-1])).astype(dtype)
-        for name, part in table.items()
-    }
 
 
 def numpy_logits(config, tensors, tokens, positions, inv_freq):

@@ -1,40 +1,15 @@
 """Medusa's heads in the layout that is published."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from eagle_heads import TARGET
+from published_heads import MEDUSA, MEDUSA_CONFIG, publish_medusa
 
 import specjax
-from convert import medusa_weights as medusa
 from specjax.checkpoints import trained_drafters as files
-from specjax.drafters import Medusa
 from specjax.models import modules
 from specjax.models.heads.medusa_heads import MedusaHeads as Module
-from specjax.models.heads.medusa_heads import MedusaHeadsConfig
-from specjax.testing import tiny_lm
-
-TARGET = tiny_lm(2, vocab_size=12, std=0.5)
-CONFIG = MedusaHeadsConfig(32, 12, num_heads=3, num_layers=2, own_heads=True)
-HEADS = Medusa(CONFIG, modules.init(Module, CONFIG, 0), None)
-
-
-def publish(folder, change=lambda tensors: None, **config):
-    """Writes the heads as others would."""
-    tensors = {}
-    for name, part in medusa.table(CONFIG).items():
-        leaf = HEADS.params
-        for key in part.path:
-            leaf = leaf[key]
-        tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
-    change(tensors)
-    folder.mkdir()
-    save_file(tensors, folder / "medusa_lm_head.safetensors")
-    about = {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "someone/model", **config}
-    (folder / "config.json").write_text(json.dumps(about))
-    return folder
 
 
 def prefix(tensors):
@@ -44,18 +19,18 @@ def prefix(tensors):
 
 @pytest.mark.parametrize("change", [lambda tensors: None, prefix], ids=["plain", "prefixed"])
 def test_published_heads_draft_as_they_did(tmp_path, change):
-    back = files.load(publish(tmp_path / "heads", change), TARGET)
-    assert back.config == CONFIG
+    back = files.load(publish_medusa(tmp_path / "heads", change), TARGET)
+    assert back.config == MEDUSA_CONFIG
     options = dict(num_speculative_tokens=3, max_new_tokens=16, temperature=1.0)
-    a, b = (specjax.generate(TARGET, [[1, 2, 3], [4]], drafter=d, **options) for d in (HEADS, back))
+    a, b = (specjax.generate(TARGET, [[1, 2, 3], [4]], drafter=d, **options) for d in (MEDUSA, back))
     assert a.tokens == b.tokens and a.metrics == b.metrics
 
 
 def test_each_head_answers_with_its_own_table():
     hidden = jnp.linspace(-1, 1, 64).reshape(1, 2, 32)
-    module = modules.merge(Module, CONFIG, HEADS.params)
+    module = modules.merge(Module, MEDUSA_CONFIG, MEDUSA.params)
     logits = module.head(module(hidden))  # [1, 2, heads, D]
-    for i, table in enumerate(HEADS.params["lm_head"]):
+    for i, table in enumerate(MEDUSA.params["lm_head"]):
         np.testing.assert_allclose(logits[:, :, i], module(hidden)[:, :, i] @ table.T, rtol=1e-4, atol=1e-5)
 
 
@@ -75,7 +50,7 @@ def test_each_head_answers_with_its_own_table():
 )
 def test_other_layouts_are_refused_by_name(tmp_path, change, config, says):
     with pytest.raises(ValueError, match=says):
-        files.load(publish(tmp_path / "heads", change, **config), TARGET)
+        files.load(publish_medusa(tmp_path / "heads", change, **config), TARGET)
 
 
 def test_a_folder_without_a_config_is_no_head(tmp_path):
@@ -85,5 +60,5 @@ def test_a_folder_without_a_config_is_no_head(tmp_path):
 
 def test_output_heads_of_their_own_are_not_dropped_in_silence(tmp_path):
     with pytest.raises(ValueError, match="own output heads"):
-        files.save(tmp_path / "heads.safetensors", "medusa", CONFIG, HEADS.params, np.arange(12))
+        files.save(tmp_path / "heads.safetensors", "medusa", MEDUSA_CONFIG, MEDUSA.params, np.arange(12))
     assert not any(tmp_path.iterdir())

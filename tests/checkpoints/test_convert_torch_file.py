@@ -9,8 +9,8 @@ import zipfile
 
 import numpy as np
 import pytest
-import test_convert_eagle as eagle
-import test_convert_medusa as medusa
+from eagle_heads import TARGET, generated, random_head
+from published_heads import MEDUSA, publish_eagle, publish_medusa
 from safetensors.numpy import load_file
 
 from convert import torch_file
@@ -137,27 +137,27 @@ def as_torch(folder, old, new, dtype=torch.float32):
 
 @pytest.mark.parametrize("new", ["pytorch_model.bin", "model.pt"])
 def test_an_eagle_head_of_torch_drafts_as_it_did(tmp_path, new):
-    drafter = eagle.random_head()
-    folder = eagle.publish(tmp_path / "head", drafter, eagle.TARGET)
+    drafter = random_head()
+    folder = publish_eagle(tmp_path / "head", drafter, TARGET)
     as_torch(folder, "model.safetensors", new)
     (folder / "training_args.bin").write_bytes(b"x")
-    a, b = eagle.run(drafter), eagle.run(files.load(folder, eagle.TARGET))
+    a, b = generated(drafter), generated(files.load(folder, TARGET))
     assert a.tokens == b.tokens and a.metrics == b.metrics
 
 
 def test_medusa_heads_of_torch_have_their_weights(tmp_path):
-    folder = medusa.publish(tmp_path / "heads")
+    folder = publish_medusa(tmp_path / "heads")
     as_torch(folder, "medusa_lm_head.safetensors", "medusa_lm_head.pt", torch.bfloat16)
-    back, table = files.load(folder, medusa.TARGET), medusa.HEADS.params["lm_head"]
+    back, table = files.load(folder, TARGET), MEDUSA.params["lm_head"]
     assert (back.params["lm_head"] == table.astype("bfloat16").astype("float32")).all()
 
 
 def test_a_head_in_two_files_or_none_is_refused(tmp_path):
-    folder = medusa.publish(tmp_path / "heads")
+    folder = publish_medusa(tmp_path / "heads")
     as_torch(folder, "medusa_lm_head.safetensors", "a.pt")
     (folder / "b.bin").write_bytes(b"x")
     with pytest.raises(FileNotFoundError, match="found a.pt, b.bin; keep the one that holds the head"):
-        files.load(folder, medusa.TARGET)
+        files.load(folder, TARGET)
     (folder / "a.pt").unlink(), (folder / "b.bin").unlink()
     with pytest.raises(FileNotFoundError, match="should hold medusa_lm_head.safetensors.*or one .bin or .pt"):
-        files.load(folder, medusa.TARGET)
+        files.load(folder, TARGET)

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from test_load import default_lm  # noqa: F401
 
 import specjax
 from specjax.drafters import DraftModel, PromptLookup
@@ -16,7 +15,7 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def lm(default_lm):  # noqa: F811
+def lm(default_lm):
     return default_lm
 
 

@@ -10,24 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_convert_checkpoint import HF, ROOT, write_hf
-from test_convert_gguf import CONFIG, llama_metadata, llama_tensors
-from test_convert_gguf import write as write_gguf
-from test_convert_llama import random_tensors
-from test_tokenizer import byte_level
+from commands import ROOT
+from gguf_files import CONFIG, llama_metadata, llama_tensors, write_gguf
+from hf_folders import HF, random_tensors, write_hf
+from small_tokenizers import byte_level
 
 from convert import checkpoint, default_model
 from convert import llama_weights as convert_llama
 from specjax.checkpoints.load import load
-
-
-@pytest.fixture(scope="session")
-def default_lm():
-    """The default model in float32; fetched once, then from the user's cache."""
-    try:
-        return load("smollm2-135m-instruct", dtype="float32")
-    except FileNotFoundError as e:
-        pytest.skip(f"needs the default model: {e}")
 
 
 def test_hugging_face_folder(tmp_path):

@@ -5,7 +5,7 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from test_conformance import DRAFTERS, TARGET, TARGETS
+from drafter_table import DRAFTERS, TARGET, TARGETS
 
 import specjax
 from specjax.decode import prefill, random

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_conformance import DRAFTERS, TARGET, TARGETS
+from drafter_table import DRAFTERS, TARGET, TARGETS
 
 import specjax
 from specjax import stream, testing

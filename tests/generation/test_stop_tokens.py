@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 from commands import run
-from test_chat import chatml
-from test_convert_checkpoint import HF, write_hf
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import byte_level, chatml
 
 from convert import checkpoint
 from specjax import generate, testing

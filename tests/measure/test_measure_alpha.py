@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from cli.prompt_files import read_prompts
 from commands import script
-from test_convert_checkpoint import HF, write_hf
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import byte_level
 
 from specjax import generate, testing
 from specjax.drafters import DraftModel

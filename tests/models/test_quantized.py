@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_convert_checkpoint import HF, MEASURE, ROOT, run_script, write_hf
+from commands import ROOT
+from conversions import MEASURE, run_script
+from hf_folders import HF, write_hf
 
 from convert import checkpoint
 from convert import llama_weights as convert_llama

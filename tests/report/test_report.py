@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 import pytest
 from commands import script
-from test_record import DRAFT, SETTINGS, SIZE, Letters, streamed
+from recorded_runs import DRAFT, SETTINGS, SIZE, Letters, streamed
 
 from specjax import report
 from specjax.drafters import TreeModel

@@ -1,8 +1,8 @@
 """A tiny checkpoint that the tests of a file share."""
 
 import pytest
-from test_convert_checkpoint import HF, write_hf
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import byte_level
 
 
 @pytest.fixture(scope="module")

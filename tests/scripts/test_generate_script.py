@@ -6,8 +6,8 @@ import sys
 import pytest
 from cli import choices
 from commands import run, script
-from test_convert_checkpoint import HF, write_hf
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import byte_level
 from tokenizers import pre_tokenizers
 
 from specjax.measure import timing

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 from commands import ROOT, run, script
-from test_convert_checkpoint import HF, write_hf
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import byte_level
 
 import specjax
 from specjax.checkpoints import trained_drafters as files

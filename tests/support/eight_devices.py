@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import CASES, case
+from hf_folders import HF, write_hf
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from test_attention import CASES, case
-from test_convert_checkpoint import HF, write_hf
 
 from convert import checkpoint
 from specjax import LlamaConfig, drafters, generate, stream, testing

@@ -1,6 +1,7 @@
 """The tools that judge everything else: each says yes to what is right and no to what is wrong."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from specjax import generate, testing
-from specjax.decode.types import Verdict
-from specjax.drafters import DraftModel, LayerSkip
+from specjax.decode.types import Plan, Verdict
+from specjax.drafters import DraftModel, LayerSkip, RandomDraft
 from specjax.testing.tiny_models import TINY
 from specjax.verify import pieces as chain
 from specjax.verify.rejection import Rejection
@@ -166,6 +167,40 @@ class TakesPadding(Rejection):
 def test_the_verdict_check_refuses_a_verifier_that_takes_padding():
     with pytest.raises(AssertionError, match="never drafted"):
         testing.check_verdicts(TakesPadding())
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["tokens"], meta_fields=["by_value"])
+@dataclasses.dataclass(frozen=True)
+class ReadsALeaf(RandomDraft):
+    """A drafter whose plan depends on a leaf in one of several ways."""
+
+    tokens: jax.Array
+    by_value: str
+
+    def plan(self, target, num_speculative_tokens):
+        highest = jnp.max(self.tokens)
+        if self.by_value == "compared" and highest >= target.vocab_size:
+            raise ValueError("a token that the target lacks")
+        if self.by_value == "on the host":
+            highest = np.asarray(highest)
+        if self.by_value == "in the plan":
+            return Plan((highest + 1,))
+        if self.by_value == "guarded":
+            return Plan((num_speculative_tokens + 1 + isinstance(highest, jax.core.Tracer),))
+        return super().plan(target, num_speculative_tokens)
+
+
+READS = "plan reads the value of a leaf.*may only read static values"
+
+
+@pytest.mark.parametrize("by_value, says", [
+    ("compared", READS), ("on the host", READS), ("in the plan", READS),
+    ("guarded", r"the plan is .*\(4,\).*, but .*\(5,\).* inside a program"),
+], ids=["compared", "on the host", "in the plan", "guarded"])  # fmt: skip
+def test_a_plan_that_reads_a_leaf_is_refused_by_name(by_value, says):
+    with pytest.raises(AssertionError, match=f"^ReadsALeaf with rejection, K = 3: {says}"):
+        testing.check_drafter(ReadsALeaf(jnp.array([1, 3]), by_value))
+    testing.check_plan(testing.Trial(testing.tiny_lm(0, vocab_size=4), ReadsALeaf(jnp.array([1, 3]), "nowhere")))
 
 
 @pytest.mark.slow

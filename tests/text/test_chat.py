@@ -5,8 +5,7 @@ import datetime
 import json
 
 import pytest
-from test_special_tokens import added, saved
-from test_tokenizer import TEMPLATE, byte_level, sentencepiece_like
+from small_tokenizers import CHATML, TEMPLATE, byte_level, chatml, sentencepiece_like
 from transformers import AutoTokenizer
 
 from specjax import generate, testing
@@ -15,20 +14,7 @@ from specjax.generation.prompts import encode_prompts
 from specjax.report import record
 from specjax.text.tokenizer import Tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 DATED = "{{ bos_token }}{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}"
-
-
-def chatml(folder, kind=byte_level, template=CHATML, **config):
-    size = len(kind())
-    names = ("<|im_start|>", "<|im_end|>", "<pad>", "<tool>")
-    tokens = {str(size + i): added(name, special=name != "<tool>") for i, name in enumerate(names)}
-    saved(folder, kind(), added_tokens_decoder=tokens, bos_token="<s>", eos_token="<|im_end|>", pad_token="<pad>",
-          chat_template=template, **config)  # fmt: skip
-    return Tokenizer.load(folder)
 
 
 def user(text):

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 from commands import run
-from test_convert_checkpoint import HF, write_hf
-from test_special_tokens import added, saved
-from test_tokenizer import byte_level
+from hf_folders import HF, write_hf
+from small_tokenizers import added, byte_level, saved
 from tokenizers import pre_tokenizers
 
 from specjax import drafters, generate, stream, testing

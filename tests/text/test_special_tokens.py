@@ -1,28 +1,10 @@
 """A tokenizer's folder as fine-tunes leave it: settings that are not the text's, and special tokens in other files."""
 
-import json
-
 import pytest
-from test_tokenizer import byte_level, sentencepiece_like
+from small_tokenizers import added, byte_level, saved, sentencepiece_like, write
 from transformers import AutoTokenizer
 
 from specjax.text.tokenizer import Tokenizer
-
-
-def write(folder, name, data):
-    (folder / name).write_text(json.dumps(data), "utf-8")
-
-
-def saved(folder, tokenizer=None, **config):
-    """A folder with tokenizer.json and a tokenizer_config.json of these keys alone."""
-    (tokenizer or byte_level()).save(folder)
-    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
-    return folder
-
-
-def added(content, special=True, **flags):
-    off = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
-    return {"content": content, "special": special, **off, **flags}
 
 
 def theirs(folder, text):

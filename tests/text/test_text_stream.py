@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_tokenizer import byte_level, sentencepiece_like
+from small_tokenizers import byte_level, sentencepiece_like
 
 from specjax.text.text_stream import TextStream
 

@@ -3,39 +3,11 @@
 import json
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from small_tokenizers import TEMPLATE, byte_level, sentencepiece_like
+from tokenizers import pre_tokenizers
 
 from specjax.text.text_stream import TextStream
 from specjax.text.tokenizer import Tokenizer, check_same_tokenizer
-
-TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-TEMPLATE = TURNS + "{% if add_generation_prompt %}[a]{% endif %}"
-
-
-def byte_level(extra=(), bos="<s>", add_bos=True, template=TEMPLATE, order=None):
-    """A byte-level BPE over single bytes, specials first."""
-    letters = order or sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<s>", "</s>", "<t>", *letters, *extra]
-    backend = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>", "<t>"])
-    return Tokenizer(backend, backend.token_to_id(bos), backend.token_to_id("</s>"), add_bos, template)
-
-
-def sentencepiece_like():
-    """As Llama 2's: a space before the text, spaces as U+2581, bytes as <0xNN>, BOS by the post-processor."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
-    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
-    backend = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, merges, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(backend, 1, 2)
 
 
 def test_different_tokenizers_are_told_apart():
