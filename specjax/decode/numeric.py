@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 LARGEST_INT = 2**31 - 1  # the largest int32
@@ -67,7 +66,7 @@ class Number(NamedTuple):
     # Valid values above ``high`` mean the same as ``high``, and the array holds ``high`` for them.
     high: float = math.inf
 
-    def array(self, name: str, value: Any, batch: int) -> jax.Array | None:
+    def array(self, name: str, value: Any, batch: int) -> np.ndarray | None:
         """The values of an option as an array of shape [B] and dtype ``self.dtype``. None if every row gives None.
 
         Args:
@@ -86,14 +85,14 @@ class Number(NamedTuple):
             if one is not None and not self.fits(one):
                 where = f" in row {row}" if batch > 1 else ""
                 raise ValueError(f"{name} must be {self.expected}, got {one!r}{where}")
-        return jnp.asarray(
+        return np.asarray(
             [self.off if one is None else min(max(one, self.low), self.high) for one in values], self.dtype
         )
 
 
 def real(off: float, low: float, high: float) -> Number:
     """The kind of float32 numbers from ``low`` to ``high``, where ``off`` stands for None."""
-    return Number(off, jnp.float32, lambda value: in_range(value, low, high), f"a number from {low:g} to {high:g}")
+    return Number(off, np.float32, lambda value: in_range(value, low, high), f"a number from {low:g} to {high:g}")
 
 
 def integer(low: int, note: str = "") -> Number:
@@ -104,5 +103,5 @@ def integer(low: int, note: str = "") -> Number:
       note: a remark on the numbers for the error message.
     """
     return Number(
-        0, jnp.int32, lambda value: is_int(value) and value >= low, f"an integer >= {low}{note}", high=LARGEST_INT
+        0, np.int32, lambda value: is_int(value) and value >= low, f"an integer >= {low}{note}", high=LARGEST_INT
     )

@@ -1,9 +1,10 @@
 """How rows are sampled: the parameters of each row, and the tokens that a position is sampled after."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 NO_TOKEN = -1  # fills lists of tokens that are shorter than their array
 
@@ -73,25 +74,25 @@ class SamplingParams(NamedTuple):
         """
         rows = self.temperature.shape[0]
 
-        def numbers(value, dtype) -> jax.Array:
-            return jnp.full(rows, value, dtype)
+        def numbers(value, dtype) -> Any:
+            return np.full(rows, value, dtype)
 
-        def ids(size: int) -> jax.Array:
-            return jnp.full((rows, size), NO_TOKEN, jnp.int32)
+        def ids(size: int) -> Any:
+            return np.full((rows, size), NO_TOKEN, np.int32)
 
         neutral = SamplingParams(
             temperature=self.temperature,
-            top_k=numbers(vocab, jnp.int32),
-            top_p=numbers(1.0, jnp.float32),
-            min_p=numbers(0.0, jnp.float32),
-            repetition_penalty=numbers(1.0, jnp.float32),
-            presence_penalty=numbers(0.0, jnp.float32),
-            frequency_penalty=numbers(0.0, jnp.float32),
-            no_repeat_ngram_size=numbers(0, jnp.int32),
-            logit_bias=TokenBias(ids(biases), jnp.zeros((rows, biases), jnp.float32)),
-            vocabulary=numbers(vocab, jnp.int32),
+            top_k=numbers(vocab, np.int32),
+            top_p=numbers(1.0, np.float32),
+            min_p=numbers(0.0, np.float32),
+            repetition_penalty=numbers(1.0, np.float32),
+            presence_penalty=numbers(0.0, np.float32),
+            frequency_penalty=numbers(0.0, np.float32),
+            no_repeat_ngram_size=numbers(0, np.int32),
+            logit_bias=TokenBias(ids(biases), np.zeros((rows, biases), np.float32)),  # type: ignore[arg-type]
+            vocabulary=numbers(vocab, np.int32),
             allowed=ids(allowed),
-            min_new_tokens=EarlyStops(numbers(0, jnp.int32), ids(stops)),
+            min_new_tokens=EarlyStops(numbers(0, np.int32), ids(stops)),
         )
         given = {name: value for name, value in self._asdict().items() if value is not None}
         return neutral._replace(**{name: jax.tree.map(_padded, a, getattr(neutral, name)) for name, a in given.items()})
@@ -110,8 +111,11 @@ class Context(NamedTuple):
     path: jax.Array
 
 
-def _padded(given: jax.Array, neutral: jax.Array) -> jax.Array:
-    """``given`` padded to the shape of ``neutral``: lists of ids with NO_TOKEN, lists of amounts with 0."""
+def _padded(given: Any, neutral: np.ndarray) -> Any:
+    """``given`` padded to the shape of ``neutral``: lists of ids with NO_TOKEN, lists of amounts with 0.
+
+    A NumPy array stays one, so that a request can be built without the device.
+    """
     missing = [b - a for a, b in zip(given.shape, neutral.shape, strict=True)]
     if any(count < 0 for count in missing):
         raise ValueError(
@@ -119,4 +123,5 @@ def _padded(given: jax.Array, neutral: jax.Array) -> jax.Array:
             "SamplingParams.full a larger length for this list"
         )
     filler = NO_TOKEN if jnp.issubdtype(given.dtype, jnp.integer) else 0.0
-    return jnp.pad(given, [(0, count) for count in missing], constant_values=filler)
+    pad = np.pad if isinstance(given, np.ndarray) else jnp.pad
+    return pad(given, [(0, count) for count in missing], constant_values=filler)

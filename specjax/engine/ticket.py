@@ -1,14 +1,12 @@
 """A request on its way through the engine: what was asked, where the request stands, and what it has so far."""
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from specjax.decode import random
-from specjax.decode.sampling import NO_TOKEN, SamplingParams
+from specjax.decode.sampling import NO_TOKEN
 from specjax.engine.pages import prefix_keys
 from specjax.engine.programs import Limits, Row
 from specjax.generation import logprobs
@@ -78,45 +76,36 @@ class Ticket:
 
 
 def job_for(lm: Any, prompt: Any, options: Options) -> Job:
-    """The checked request of one prompt: token ids, a string or messages. Its arrays are made on the host's processor.
+    """The checked request of one prompt: token ids, a string or messages. All its arrays are NumPy's.
+
+    So submitting a request never waits for the device's work. In place of its random key, the request has the key's
+    two words.
 
     Raises:
       ValueError: an option or the prompt can't be used.
     """
-    with _on_host():
-        return job_of(lm, [prompt], options)
+    return job_of(lm, [prompt], options, random.key_words)
 
 
 def _row(job: Job, limits: Limits) -> Row:
     """The arrays of a request, in the engine's sizes. The table is empty."""
-    stops = np.asarray(job.request.stop_ids)
-    if int(np.sum(stops != NO_TOKEN)) > limits.stops:
-        raise ValueError(f"a request may have {limits.stops} stop tokens, got {int(np.sum(stops != NO_TOKEN))}")
+    request, size = job.request, len(job.prompts[0])
+    stops = int(np.sum(request.stop_ids != NO_TOKEN))
+    if stops > limits.stops:
+        raise ValueError(f"a request of this engine may have {limits.stops} stop tokens, got {stops}")
     tokens = np.zeros((1, limits.tokens), np.int32)
-    tokens[0, : len(job.prompts[0])] = job.prompts[0]
-    with _on_host():
-        sampling: SamplingParams = jax.device_get(
-            job.request.sampling.full(job.decoder.target.vocab_size, limits.lists, limits.lists, limits.stops)
-        )
+    tokens[0, :size] = job.prompts[0]
     return Row(
-        key=random.key_words(job.options.seed),
-        sampling=sampling,
-        stop_ids=_fitted(stops, limits.stops),
-        limit=np.asarray(job.request.limit),
-        prompt_lengths=np.asarray(job.request.prompt_lengths),
+        key=request.key,
+        sampling=request.sampling.full(job.decoder.target.vocab_size, limits.lists, limits.lists, limits.stops),
+        stop_ids=_fitted(request.stop_ids, limits.stops),
+        limit=request.limit,
+        prompt_lengths=request.prompt_lengths,
         tokens=tokens,
         table=np.zeros((1, 0), np.int32),
     )
 
 
-def _fitted(ids: np.ndarray, size: int) -> np.ndarray:
+def _fitted(ids: Any, size: int) -> np.ndarray:
     """Lists of ids i32[1, E], cut or padded with NO_TOKEN to i32[1, size]."""
     return np.pad(ids, ((0, 0), (0, max(0, size - ids.shape[1]))), constant_values=NO_TOKEN)[:, :size]
-
-
-def _on_host() -> contextlib.AbstractContextManager:
-    """Makes the host's processor the default device, so that a request never waits for the accelerator's work."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # the process was told to use the accelerator alone
-        return contextlib.nullcontext()

@@ -29,8 +29,8 @@ class Job:
     prompts: list[list[int]]
     # The request of each row.
     request: Request
-    # i32[B, L] The prompts, padded to the capacity L.
-    tokens: jax.Array
+    # i32[B, L] The prompts, padded to the capacity L, in a NumPy array.
+    tokens: Any
     # The number of tokens that one call of the target reads during prefill.
     chunk: int
     # The options as the user gave them, with the seed of each row and the date filled in.

@@ -2,8 +2,10 @@
 
 import dataclasses
 import datetime
+from collections.abc import Callable
 from typing import Any
 
+from specjax.decode import random
 from specjax.decode.decoder import Decoder
 from specjax.decode.numeric import is_int
 from specjax.decode.types import Drafter, Plan, Verifier
@@ -20,13 +22,16 @@ from specjax.verify import VERIFIERS
 DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
 
 
-def job_of(lm: LM, given: Any, options: Options) -> Job:
+def job_of(
+    lm: LM, given: Any, options: Options, keys_of: Callable[[list[int]], Any] = random.request_keys
+) -> Job:
     """The job of some prompts.
 
     Args:
       lm: the target model.
       given: the prompts, as in :func:`specjax.prepare`.
       options: how to generate.
+      keys_of: makes the random keys of the rows' seeds. The engine makes them later, in a program of its own.
 
     Raises:
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
@@ -43,7 +48,7 @@ def job_of(lm: LM, given: Any, options: Options) -> Job:
     options = dataclasses.replace(options, seed=seeds(options.seed, len(ids)))
     best = logprobs.best_wanted(options.logprobs, lm.vocab_size)
     decoder = Decoder(lm, drafter, verifier, size, best, options.block_width)
-    request, tokens, chunk = requests.build(lm, ids, options, decoder.headroom)
+    request, tokens, chunk = requests.build(lm, ids, options, decoder.headroom, keys_of)
     return Job(decoder, ids, request, tokens, chunk, options)
 
 

@@ -1,11 +1,12 @@
-"""Turns token ids and options into the arrays of a request, with every check. All of this runs on the host."""
+"""Turns token ids and options into the arrays of a request, with every check. All of this runs on the host.
+
+The arrays are NumPy's, apart from the random keys. A compiled program takes them as they are.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode import random
@@ -34,7 +35,13 @@ from specjax.models.lm import LM
 MIN_TEMPERATURE = 1e-5  # lower temperatures count as 0
 
 
-def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> tuple[Request, jax.Array, int]:
+def build(
+    lm: LM,
+    prompts: list[list[int]],
+    options: Options,
+    headroom: int,
+    keys_of: Callable[[list[int]], Any] = random.request_keys,
+) -> tuple[Request, np.ndarray, int]:
     """Checks the options and builds the arrays of a request.
 
     Args:
@@ -42,6 +49,8 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
       prompts: the token ids of each prompt, from :func:`encode_prompts`.
       options: the user's options.
       headroom: the number of tokens that a round may write past a row's limit. This is the widest block's length.
+
+      keys_of: makes the random keys of the rows' seeds.
 
     Returns:
       The request, the prompts i32[B, L], and the number of tokens that a prefill call reads. This number divides L.
@@ -60,14 +69,9 @@ def build(lm: LM, prompts: list[list[int]], options: Options, headroom: int) -> 
         tokens[row, : len(prompt)] = prompt
     stops = stop_ids(lm, options, batch)
     known = None if options.allow_unknown_ids else known_ids.known_ids(lm, stops[0])
-    request = Request(
-        key=random.request_keys(seeds(options.seed, batch)),
-        sampling=sampling_params(options, batch, vocab, known, stops),
-        stop_ids=jnp.asarray(stops),
-        limit=jnp.asarray(limits),
-        prompt_lengths=jnp.asarray(lengths),
-    )
-    return request, jnp.asarray(tokens), chunk
+    arrays: dict[str, Any] = {"stop_ids": stops, "limit": limits, "prompt_lengths": lengths}
+    keys = keys_of(seeds(options.seed, batch))
+    return Request(keys, sampling_params(options, batch, vocab, known, stops), **arrays), tokens, chunk
 
 
 def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tuple[int, int]:
@@ -112,7 +116,7 @@ NUMBERS = {
     "temperature": real(0.0, 0, STRONGEST),
     "top_k": integer(-1, " (0 and -1 are off)"),
     "top_p": Number(
-        1.0, jnp.float32, lambda p: in_range(p, 0, 1) and p > 0, "a number above 0 and at most 1", low=SMALLEST_FLOAT
+        1.0, np.float32, lambda p: in_range(p, 0, 1) and p > 0, "a number above 0 and at most 1", low=SMALLEST_FLOAT
     ),
     "min_p": real(0.0, 0, 1),
     "repetition_penalty": real(1.0, 1 / STRONGEST_REPETITION, STRONGEST_REPETITION),
@@ -138,21 +142,34 @@ def sampling_params(
     Raises:
       ValueError: an option can't be used. The message names the option, the value and the expected values.
     """
-    values = {name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()}
+    values: dict[str, Any] = {
+        name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()
+    }
+    temperature: Any
     temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
     if temperature is None:
         raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
     end = vocab if known is None else int(np.flatnonzero(known)[-1]) + 1
     holes = [] if known is None else np.flatnonzero(~known[:end]).tolist()
     return SamplingParams(
-        temperature=jnp.where(temperature < MIN_TEMPERATURE, 0.0, temperature),
-        top_k=None if top_k is None else jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab)),
+        temperature=np.where(temperature < MIN_TEMPERATURE, np.float32(0.0), temperature),  # type: ignore[arg-type]
+        top_k=None if top_k is None else _kept(top_k, vocab),
         logit_bias=_logit_bias(options.logit_bias, batch, vocab, holes),
-        vocabulary=None if end == vocab else jnp.full(batch, end, jnp.int32),
+        vocabulary=None if end == vocab else _same(end, batch),
         allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
-        min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, jnp.asarray(stop_ids)),
+        min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, stop_ids),  # type: ignore
         **values,
     )
+
+
+def _kept(top_k: np.ndarray, vocab: int) -> Any:
+    """How many of the likeliest tokens each row keeps. 0 and -1 keep all. -> i32[B]."""
+    return np.where(top_k <= 0, vocab, np.minimum(top_k, vocab)).astype(np.int32)
+
+
+def _same(value: int, batch: int) -> Any:
+    """One number for every row. -> i32[B]."""
+    return np.full(batch, value, np.int32)
 
 
 def _new_tokens(value: Any, batch: int) -> np.ndarray:
@@ -193,11 +210,11 @@ def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> T
         listed.append({**(entries or {}), **dict.fromkeys(unknown, -math.inf)})
     return TokenBias(
         _id_lists([list(entries) for entries in listed]),
-        jnp.asarray(padded([list(entries.values()) for entries in listed], 0.0, np.float32)),
+        padded([list(entries.values()) for entries in listed], 0.0, np.float32),  # type: ignore[arg-type]
     )
 
 
-def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> jax.Array | None:
+def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> Any:
     """The tokens that each row may generate, from the option ``allowed_token_ids``. -> i32[B, A].
 
     A row of NO_TOKEN alone allows all tokens. The result is None if every row allows all tokens.
@@ -223,6 +240,6 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> ja
     return _id_lists(listed)
 
 
-def _id_lists(rows: Sequence[Sequence[int]]) -> jax.Array:
+def _id_lists(rows: Sequence[Sequence[int]]) -> Any:
     """Lists of ids as one array, padded with NO_TOKEN. -> i32[B, E]."""
-    return jnp.asarray(padded(rows, NO_TOKEN, np.int32))
+    return padded(rows, NO_TOKEN, np.int32)

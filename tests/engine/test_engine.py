@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_conformance import TARGET, TWIN
+from drafter_table import TARGET, TWIN
 
 import specjax
 from specjax.engine import programs

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from test_conformance import DRAFTERS, TARGET, TARGETS, TREES
+from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
 
 import specjax
 from specjax import testing
