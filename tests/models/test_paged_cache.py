@@ -1,4 +1,4 @@
-"""A paged cache against a contiguous one: the same entries, the same results to the last bit, wherever the pages lie."""
+"""A paged cache against a contiguous one: the same entries, the same results to the last bit, wherever pages lie."""
 
 import dataclasses
 
