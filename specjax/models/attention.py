@@ -58,18 +58,18 @@ def attend(
     starts, angles, mask, bias, table = block
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    platform = kernels() if short and typed and angles is not None and bias is None and table is None else None
+    platform = kernels() if short and typed and angles is not None and bias is None else None
     if platform is None:
         return by_xla(qkv, block, keys, values)
     from specjax.models import fused_attention  # can't be imported where JAX has no Triton
 
-    def plainly(qkv, angles, mask, keys, values, starts):
-        return by_xla(qkv, Block(starts, angles, mask), keys, values)
+    def plainly(qkv, angles, mask, keys, values, starts, table):
+        return by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
 
     kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=platform == "cpu"))
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
-    args = qkv, angles, mask, keys, values, starts
+    args = qkv, angles, mask, keys, values, starts, table
     served = partial(lax.platform_dependent, **{platform: kernel}, default=plainly)
     if sharding is None:
         return served(*args)
@@ -78,7 +78,7 @@ def attend(
     return jax.shard_map(
         served,
         mesh=sharding.mesh,
-        in_specs=(of_heads, whole, whole, of_cache, of_cache, whole),
+        in_specs=(of_heads, whole, whole, of_cache, of_cache, whole, whole),
         out_specs=(of_heads, of_cache, of_cache),
         check_vma=False,  # Pallas gives no information for this check
     )(*args)

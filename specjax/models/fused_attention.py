@@ -28,6 +28,10 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
   fades each part's sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
   nothing of has ``total`` = 0 and counts for nothing.
 
+The cache may also be paged (:mod:`specjax.models.cache`). A page is a tile: tile i of row b is page ``table[b, i]`` of
+the pool, and all else is as above, so the results have the same bits. Every program gets the whole pool of its kv head,
+and writes only pages of its row and of its part. Rows may share pages that none of them writes.
+
 Because tiles lie at fixed slots, the entries that a token sees are summed in one order, wherever the token's block
 begins. So a text does not depend, to the last bit, on which of its tokens were drafted.
 """
@@ -42,9 +46,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from specjax.models import tuning
+from specjax.models.cache import PAGE
 
 _FAR = -1e30  # stands for -inf, because -inf minus -inf is NaN
-_TILE = 64  # slots that are read at once
 
 
 def attend(
@@ -54,6 +58,7 @@ def attend(
     keys: jax.Array,
     values: jax.Array,
     starts: jax.Array,
+    table: jax.Array | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """:func:`specjax.models.attention.attend` as one kernel, or two for a large cache.
@@ -62,29 +67,26 @@ def attend(
       qkv: bfloat16 or float16 [B, T, kv_heads, group + 2, D]. D is a power of two, at least 32.
       angles: cos and sin, f32[B, T, D].
       mask: bool[B, T, S], the slots that each token sees; None: every slot up to the token's own.
-      keys, values: [B, kv_heads, S, D] of ``qkv``'s dtype.
+      keys, values: [B, kv_heads, S, D] of ``qkv``'s dtype, or pools [P, kv_heads, PAGE, D] with a table.
       starts: i32[B], the slot of the block's first token.
+      table: i32[B, W], the pages of each row; S is then W * PAGE. Entries past the end of the table are not written.
       interpret: whether Pallas interprets the kernel. Tests without a GPU do so.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
     batch, block, kv_heads, width, dim = qkv.shape
-    capacity, group = keys.shape[2], width - 2
+    capacity, group = keys.shape[2] if table is None else table.shape[1] * PAGE, width - 2
     parts = parts_of(batch * kv_heads, capacity)
-    vectors = qkv.reshape(batch, block * kv_heads * width, dim)
-    # Both halves of a head have the same angles.
-    cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
-    given = [starts, vectors, cos, sin]
-    given += [] if mask is None else [jnp.broadcast_to(mask.astype(jnp.int8), (batch, block, capacity))]
+    given = _of_rows(qkv, angles, mask, starts, table, capacity)
     rows = block * kv_heads * group
     sums = [jax.ShapeDtypeStruct((batch, parts, rows, dim), qkv.dtype if parts == 1 else jnp.float32)]
     sums += [jax.ShapeDtypeStruct((batch, parts, rows), jnp.float32)] * 2  # top and total
-    share = pl.cdiv(pl.cdiv(capacity, _TILE), parts)
+    share = pl.cdiv(pl.cdiv(capacity, PAGE), parts)
     sizes = dict(block=block, group=group, kv_heads=kv_heads, share=share, parts=parts)
-    of_head = pl.BlockSpec((None, None, capacity, dim), lambda b, head, part: (b, head, 0, 0))
+    of_head = _of_head(keys, table)
     keys, values, mixed, top, total = pl.pallas_call(
-        partial(_kernel, **sizes, masked=mask is not None, barrier=not interpret),
+        partial(_kernel, **sizes, masked=mask is not None, paged=table is not None, barrier=not interpret),
         grid=(batch, kv_heads, parts),
         in_specs=[*map(_of_row, given), of_head, of_head],
         out_specs=[of_head, of_head, *map(_of_part, sums)],
@@ -97,6 +99,24 @@ def attend(
     if parts > 1:
         mixed = _joined(mixed, top, total, qkv.dtype, interpret)
     return mixed.reshape(batch, block, -1), keys, values
+
+
+def _of_rows(qkv, angles, mask, starts, table, capacity: int) -> list[jax.Array]:
+    """The arrays [B, ...] that the kernel reads beside keys and values, with the arguments of :func:`attend`."""
+    batch, block, kv_heads, width, dim = qkv.shape
+    vectors = qkv.reshape(batch, block * kv_heads * width, dim)
+    # Both halves of a head have the same angles.
+    cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
+    masks = [] if mask is None else [jnp.broadcast_to(mask.astype(jnp.int8), (batch, block, capacity))]
+    return [starts, vectors, cos, sin, *masks, *([] if table is None else [table])]
+
+
+def _of_head(buffer, table) -> pl.BlockSpec:
+    """A program gets its kv head of its row of a contiguous buffer [B, kv_heads, S, D], or of a whole pool."""
+    size, _, slots, dim = buffer.shape
+    if table is None:
+        return pl.BlockSpec((None, None, slots, dim), lambda b, head, part: (b, head, 0, 0))
+    return pl.BlockSpec((size, None, slots, dim), lambda b, head, part: (0, head, 0, 0))
 
 
 def _of_row(x) -> pl.BlockSpec:
@@ -178,16 +198,47 @@ class _Inputs(NamedTuple):
         return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
 
 
-def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, kv_heads, share, parts, barrier):
+class _Cache(NamedTuple):
+    """The cache of one row and one kv head, in references that the kernel reads and writes."""
+
+    # [S, D] The keys, after rotation. If paged: [P, PAGE, D], the pages of all rows.
+    keys: Any
+    # The values, in a reference of the same shape.
+    values: Any
+    # i32[W] The row's pages, in order. None: the cache is contiguous.
+    table: Any
+
+    def tile(self, i: jax.Array) -> tuple:
+        """The index of tile i in ``keys`` and ``values``."""
+        return (pl.ds(i * PAGE, PAGE),) if self.table is None else (self.table[i], slice(None))
+
+    def cells(self, start: jax.Array, slots: int, first: int, count: int) -> tuple:
+        """The index of ``count`` columns, from column ``first`` on, in each of the slots from ``start`` on.
+
+        For slots past the end of the table it names some cells of the last page.
+        """
+        if self.table is None:
+            return pl.ds(start, slots), pl.ds(first, count)
+        slot = start + lax.broadcasted_iota(jnp.int32, (slots,), 0)
+        page = self.table[jnp.minimum(slot // PAGE, self.table.shape[0] - 1)]
+        places, columns = _cells(slot % PAGE, first, count)
+        return jnp.broadcast_to(page[:, None], columns.shape), places, columns
+
+
+def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, paged, block, group, kv_heads, share, parts, barrier):
     """The program of one row, one kv head and one part: the picture at the top of this file."""
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
+    table_ref, refs = (refs[0], refs[1:]) if paged else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
+    cache = _Cache(keys_ref, values_ref, table_ref)
     head, part = pl.program_id(1), pl.program_id(2)
     start, dim, inputs = start_ref[...], qkv_ref.shape[-1], _Inputs(qkv_ref, cos_ref, sin_ref)
     token_size, head_vector = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; the first of this head
     first, last = part * share, (part + 1) * share  # the tiles of this part: first to last - 1
+    if table_ref is not None:
+        last = jnp.minimum(last, table_ref.shape[0])  # there is no tile past the end of the table
 
-    _write_block(inputs, keys_ref, values_ref, start, block, group, token_size, head_vector, (first, last))
+    _write_block(inputs, cache, start, block, group, token_size, head_vector, (first, last))
     if barrier:  # an interpreted program has no threads that could wait
         plgpu.debug_barrier()
 
@@ -197,13 +248,13 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
     queries = inputs.rotated(token * token_size + head_vector + n % group, token)
 
     def add_tile(i, sums):
-        slots, tile = i * _TILE + lax.broadcasted_iota(jnp.int32, (_TILE,), 0), pl.ds(i * _TILE, _TILE)
+        slots, tile = i * PAGE + lax.broadcasted_iota(jnp.int32, (PAGE,), 0), cache.tile(i)
         in_use = (slots < start + block)[:, None]  # bool[M, 1]
         seen = _seen(mask_ref, slots, token, start, block)  # bool[N, M]
-        return _with_tile(sums, queries, keys_ref, values_ref, tile, in_use, seen)
+        return _with_tile(sums, queries, cache, tile, in_use, seen)
 
     sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
-    used = pl.cdiv(start + block, _TILE)
+    used = pl.cdiv(start + block, PAGE)
     mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), add_tile, sums)
     is_query = n < block * group
     out_row = n // group * (kv_heads * group) + head * group + n % group  # of padding, past the end
@@ -214,13 +265,13 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, block, group, k
 
 
 def _write_block(
-    inputs: _Inputs, keys_ref, values_ref, start, block: int, group: int, token_size: int, head_vector, part: tuple
+    inputs: _Inputs, cache: _Cache, start, block: int, group: int, token_size: int, head_vector, part: tuple
 ) -> None:
     """Writes the keys and values of those tokens of the block whose slots lie in this part.
 
     Args:
       inputs: the row's block.
-      keys_ref, values_ref: [S, D], the cache of this row and kv head.
+      cache: the cache of this row and kv head.
       start: i32[], the slot of the block's first token.
       block: tokens of the block.
       group: queries of a kv head.
@@ -232,24 +283,24 @@ def _write_block(
     j = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(block),), 0)  # tokens of the block, and padding
     token = jnp.minimum(j, block - 1)
     key, slot = token * token_size + head_vector + group, start + j
-    in_part = (j < block) & (slot >= first * _TILE) & (slot < last * _TILE)
-    store, slots = partial(plgpu.store, mask=in_part[:, None]), pl.ds(start, len(j))
+    in_part = (j < block) & (slot >= first * PAGE) & (slot < last * PAGE)
+    store = partial(plgpu.store, mask=in_part[:, None])
     for column, k in zip((0, dim // 2), inputs.rotated(key, token), strict=True):
-        half = pl.ds(column, dim // 2)
+        cells = cache.cells(start, len(j), column, dim // 2)
         v = inputs.qkv[_cells(key + 1, column, dim // 2)]
         finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf  # as in specjax.models.cache.finite_values
-        store(keys_ref.at[slots, half], jnp.where(finite, k, jnp.nan))
-        store(values_ref.at[slots, half], jnp.where(finite, v, 0))
+        store(cache.keys.at[cells], jnp.where(finite, k, jnp.nan))
+        store(cache.values.at[cells], jnp.where(finite, v, 0))
 
 
-def _with_tile(sums: tuple, queries: tuple, keys_ref, values_ref, tile, in_use: jax.Array, seen: jax.Array) -> tuple:
+def _with_tile(sums: tuple, queries: tuple, cache: _Cache, tile: tuple, in_use: jax.Array, seen: jax.Array) -> tuple:
     """The sums of N queries after one more tile of M slots.
 
     Args:
       sums: mixed f32[N, D], top f32[N] and total f32[N].
       queries: the two halves of the rotated queries, each [N, D / 2].
-      keys_ref, values_ref: [S, D], the cache of this row and kv head.
-      tile: the slice of the tile's slots.
+      cache: the cache of this row and kv head.
+      tile: the tile's index in the cache.
       in_use: bool[M, 1], which slots hold entries. The other slots are not read.
       seen: bool[N, M], which slots each query sees.
 
@@ -257,16 +308,16 @@ def _with_tile(sums: tuple, queries: tuple, keys_ref, values_ref, tile, in_use: 
       The new sums.
     """
     mixed, top, total = sums
-    (q_low, q_high), dim = queries, keys_ref.shape[-1]
+    (q_low, q_high), dim = queries, cache.keys.shape[-1]
     low, high = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
     load = partial(plgpu.load, mask=in_use, other=0.0)
     dot = partial(jnp.dot, preferred_element_type=jnp.float32)
-    scores = dot(q_low, load(keys_ref.at[tile, low]).T) + dot(q_high, load(keys_ref.at[tile, high]).T)  # [N, M]
+    scores = dot(q_low, load(cache.keys.at[*tile, low]).T) + dot(q_high, load(cache.keys.at[*tile, high]).T)  # [N, M]
     scores = jnp.where(seen, scores * dim**-0.5, _FAR)
     higher = jnp.maximum(top, jnp.max(scores, axis=1))
     weights = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0)
     fade = jnp.exp(top - higher)
-    mixed = mixed * fade[:, None] + dot(weights.astype(q_low.dtype), load(values_ref.at[tile, :]))
+    mixed = mixed * fade[:, None] + dot(weights.astype(q_low.dtype), load(cache.values.at[*tile, :]))
     return mixed, higher, total * fade + jnp.sum(weights, axis=1)
 
 

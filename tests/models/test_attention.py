@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import CASES, case
+from attention_cases import CASES, case, in_pages
 
 import specjax
 from specjax import testing
-from specjax.drafters import DynamicTree, LayerSkip
+from specjax.drafters import DynamicTree, LayerSkip, PromptLookup
 from specjax.models import attention, fused_attention
 from specjax.models import cache as kv
+from specjax.models import lm as language_model
 from specjax.models.attention import Block
 from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
@@ -35,6 +36,10 @@ def numbers(x):
     return np.asarray(x, np.float32)
 
 
+def bits(x):
+    return np.asarray(x).view(np.uint16)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_is_the_plain_function(name):
     qkv, angles, mask, keys, values, starts = args = case(*CASES[name])
@@ -50,6 +55,53 @@ def test_the_kernel_is_the_plain_function(name):
         tolerance = dict(rtol=0, atol=0) if INTERPRET else dict(rtol=0.01, atol=0.02)  # of the rotation's rounding
         np.testing.assert_allclose(numbers(got)[used], numbers(want)[used], **tolerance)
         assert np.isnan(numbers(got)[~used]).all(), "nothing is written past the block"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_gives_the_same_bits_from_pages(name):
+    """Rows share the pages of a common beginning, and the last row is idle: it has null pages alone, full of NaN."""
+    lengths, block, heads, group, dim, capacity, masked = CASES[name]
+    width = -(-capacity // kv.PAGE)
+    args = case((*lengths, 70), block, heads, group, dim, width * kv.PAGE, masked)
+    qkv, angles, mask, *buffers, starts = args
+    second, first = np.argsort(lengths)[-2:] if len(lengths) > 1 else (0, 0)  # the longest row, and the one after it
+    common = lengths[second] // kv.PAGE
+    table = 1 + np.random.default_rng(0).permutation(len(starts) * width).reshape(-1, width)
+    table[second, :common], table[-1] = table[first, :common], 0
+    stale = (jnp.arange(width * kv.PAGE) >= starts[:, None])[:, None, :, None]  # [B, 1, S, 1]
+    buffers = [x.at[second, :, : common * kv.PAGE].set(x[first, :, : common * kv.PAGE]) for x in buffers]
+    buffers = [jnp.where(stale, jnp.nan, x).astype(x.dtype) for x in buffers]
+    pools = [in_pages(x[:-1], table[:-1], table.max() + 2) for x in buffers]
+
+    attend = jax.jit(partial(fused_attention.attend, interpret=INTERPRET))
+    want, *want_rows = attend(qkv, angles, mask, *buffers, starts)
+    got, *got_pools = attend(qkv, angles, mask, *pools, starts, jnp.asarray(table, jnp.int32))
+    assert np.isfinite(numbers(want)).all()
+    np.testing.assert_array_equal(bits(got[:-1]), bits(want[:-1]))
+    nobodys = np.setdiff1d(np.arange(1, len(pools[0])), table)
+    for pool, rows in zip(got_pools, want_rows, strict=True):
+        np.testing.assert_array_equal(bits(kv.by_rows(pool, table[:-1])), bits(rows[:-1]))
+        assert np.isnan(numbers(pool)[nobodys]).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_block_may_reach_past_the_table_of_its_row(masked):
+    """17 tiles in four parts of five: the last part reaches past the table too."""
+    qkv, angles, mask, *buffers, starts = case((17 * 64 - 2,), 6, 2, 4, 64, 17 * 64, masked)
+    table = np.arange(17, 0, -1)[None]
+    pools = [in_pages(x, table, 18) for x in buffers]
+    kernel, plain = (
+        lambda *args: fused_attention.attend(*args, interpret=INTERPRET),
+        lambda qkv, angles, mask, keys, values, starts, table: attention.by_xla(
+            qkv, Block(starts, angles, mask, None, table), keys, values
+        ),
+    )
+    args = qkv, angles, mask, *pools, starts, jnp.asarray(table, jnp.int32)
+    (got, *got_pools), (want, *want_pools) = jax.jit(kernel)(*args), jax.jit(plain)(*args)
+    np.testing.assert_allclose(numbers(got), numbers(want), atol=0.02)
+    for got, want in zip(got_pools, want_pools, strict=True):
+        tolerance = dict(rtol=0, atol=0) if INTERPRET else dict(rtol=0.01, atol=0.02)  # of the rotation's rounding
+        np.testing.assert_allclose(numbers(got)[1:], numbers(want)[1:], **tolerance)
 
 
 BAD = {"NaN": np.nan, "infinite": np.inf}
@@ -163,6 +215,25 @@ def test_texts_are_equal_to_the_last_bit_whatever_was_drafted(small):
         ).tokens  # fmt: skip
 
     assert small(HOW, texts(True)) == small(HOW, texts(False))
+
+
+def test_texts_are_equal_to_the_last_bit_in_pages(small, monkeypatch):
+    """Log-probabilities too, so not only the likeliest token is compared."""
+    contiguous = kv.alloc
+
+    def paged(*args):
+        cache = kv.paged(contiguous(*args), args[1], 16)
+        table = 1 + np.random.default_rng(0).permutation(15)[: cache.table.size]
+        return cache.replace(table=jnp.asarray(table, jnp.int32).reshape(cache.table.shape))
+
+    def texts(lm):
+        prompts = [[1, 2, 3, 4] * 15, [7, 8, 7, 8, 7]]
+        run = specjax.generate(lm, prompts, drafter=PromptLookup(), max_new_tokens=12, ignore_eos=True, logprobs=True)
+        return run.tokens, run.logprobs
+
+    want = small(HOW, texts)
+    monkeypatch.setattr(language_model, "alloc", paged)
+    assert small(HOW, texts) == want
 
 
 def test_a_tree_with_the_kernel_keeps_the_plain_text(small):

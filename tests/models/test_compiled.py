@@ -18,6 +18,7 @@ from specjax import LM, drafters, testing
 from specjax.decode import decoder, prefill
 from specjax.drafters import DraftModel, NoDraft, PromptLookup
 from specjax.generation.generate import prepare
+from specjax.models import cache as kv
 from specjax.models import llama, modules, parallel, quantized
 from specjax.models.config import PRESETS
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
@@ -65,11 +66,13 @@ def placed(tree, shardings):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
-def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **shape):
+def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, paged=False, **shape):
     """One round of an 8B target (one layer of it) at long context. -> (compiled, target, state), per device."""
     at = devices(count)
     if jax.default_backend() != "gpu" and jax.__version_info__ >= (0, 11):
-        monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")  # from there on such a kernel needs the card to compile
+        if paged:
+            pytest.skip("from jax 0.11 on such a kernel needs the card to compile, and XLA gathers pages")
+        monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # what is traced is for one
     mesh = Mesh(np.array(at), ("model",), axis_types=(AxisType.Auto,)) if count > 1 else None
     whole = SingleDeviceSharding(at[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -91,18 +94,23 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, **s
     tokens = jax.ShapeDtypeStruct((1, CAPACITY), jnp.int32)
     state = jax.eval_shape(lambda *given: prefill.start(*given, 64), made, request, tokens)
     heads = parallel.cache_sharding(mesh) or whole
-    cache = state.cache.replace(keys=placed(state.cache.keys, heads), values=placed(state.cache.values, heads),
-                                 lengths=placed(state.cache.lengths, whole))  # fmt: skip
+    cache = state.cache
+    if paged:
+        cache = jax.eval_shape(lambda cache: kv.paged(cache, 1, 1 + CAPACITY // kv.PAGE), cache)
+    cache = cache.replace(keys=placed(cache.keys, heads), values=placed(cache.values, heads),
+                          lengths=placed(cache.lengths, whole), table=placed(cache.table, whole))  # fmt: skip
     state = placed(state._replace(cache=()), whole)._replace(cache=cache)
     lowered = decoder.round_jit.lower(made, state)
     return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}), target, state
 
 
 @pytest.mark.parametrize(
-    "drafter, quantize, kv_dtype", [("model", None, None), ("model", "int8", None), ("none", "fp8", "int8")]
-)
-def test_one_h100_copies_neither_weights_nor_caches(monkeypatch, drafter, quantize, kv_dtype):
-    compiled, target, state = compile_round(monkeypatch, 1, drafter, quantize, kv_dtype)
+    "drafter, quantize, kv_dtype, paged",
+    [("model", None, None, False), ("model", "int8", None, False), ("none", "fp8", "int8", False),
+     ("model", None, None, True)],
+)  # fmt: skip
+def test_one_h100_copies_neither_weights_nor_caches(monkeypatch, drafter, quantize, kv_dtype, paged):
+    compiled, target, state = compile_round(monkeypatch, 1, drafter, quantize, kv_dtype, paged)
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= nbytes((state.cache, state.drafter))
     layer = target.params["layers"]["0"]

@@ -134,7 +134,7 @@ def change_kernel(change):
 
 @fault(KERNEL("nothing cached yet"), KERNEL("a long cache, cut among programs"))
 def kernel_reads_a_stale_entry():
-    change_kernel(lambda *args: (*args[:-1], args[-1] + 1))
+    change_kernel(lambda *args: (*args[:5], args[5] + 1, *args[6:]))
 
 
 @fault(KERNEL("a tree"), KERNEL("a tree on a long cache"))
@@ -145,3 +145,8 @@ def kernel_ignores_the_mask():
 @fault(KERNEL("one token"), GRADIENT)
 def kernel_turns_the_other_way():
     change_kernel(lambda qkv, angles, *rest: (qkv, (angles[0], -angles[1]), *rest))
+
+
+@fault("tests/models/test_attention.py::test_the_kernel_gives_the_same_bits_from_pages[a tree]")
+def kernel_reads_pages_in_another_order():
+    change_kernel(lambda *args: (*args[:6], *(table[:, ::-1] for table in args[6:])))

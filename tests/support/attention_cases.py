@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from specjax.models import cache as kv
 from specjax.models import rope
 from specjax.models.config import LlamaConfig
 
@@ -29,3 +30,10 @@ def case(lengths, block, heads, group, dim, capacity, masked):
     own = jnp.arange(capacity) == slots[..., None]  # [B, T, S]
     seen = (jnp.arange(capacity) <= slots[..., None]) & jax.random.bernoulli(keys[3], 0.7, own.shape)
     return qkv, angles, (own | seen) if masked else None, *buffers, starts
+
+
+def in_pages(buffer, table, pages):
+    """A pool of this many pages that holds the rows of a contiguous buffer. In every other page all is NaN."""
+    rows, heads, capacity, dim = buffer.shape
+    tiles = buffer.reshape(rows, heads, capacity // kv.PAGE, kv.PAGE, dim).swapaxes(1, 2)
+    return jnp.full((pages, heads, kv.PAGE, dim), jnp.nan, buffer.dtype).at[table].set(tiles)

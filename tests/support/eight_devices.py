@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import CASES, case
+from attention_cases import CASES, case, in_pages
 from hf_folders import HF, write_hf
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -19,6 +19,7 @@ from specjax.decode import decoder
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
+from specjax.models import cache as kv
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.quantized import map_with_path
 
@@ -135,17 +136,20 @@ def kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["nothing cached yet", "a tree on a long cache"])
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 @pytest.mark.parametrize("count", [1, 4], ids=["whole", "in parts"])
-def test_each_device_runs_the_kernel_on_its_own_heads(kernel, name, count):
+def test_each_device_runs_the_kernel_on_its_own_heads(kernel, name, count, paged):
     *start, _, group, dim, capacity, masked = CASES[name]
-    args = case(*start, 4, group, dim, capacity, masked)
+    width = -(-capacity // kv.PAGE)
+    qkv, angles, mask, *buffers, starts = case(*start, 4, group, dim, width * kv.PAGE, masked)
+    table = np.arange(len(starts) * width, 0, -1, np.int32).reshape(-1, width) if paged else None
+    buffers = [in_pages(x, table, table.size + 1) for x in buffers] if paged else buffers
     mesh = parallel.mesh(4)
     cut = parallel.cache_sharding(mesh) if count == 4 else NamedSharding(mesh, PartitionSpec())
 
     def attended(sharding):
-        qkv, angles, mask, keys, values, starts = args
         attend = jax.jit(partial(attention.attend, sharding=sharding))
-        return attend(qkv, attention.Block(starts, angles, mask), keys, values)
+        return attend(qkv, attention.Block(starts, angles, mask, None, table), *buffers)
 
     alone, out = attended(None), attended(cut)
     assert set(kernel) == {4, 4 // count}

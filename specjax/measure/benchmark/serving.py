@@ -67,7 +67,6 @@ def _engine(
     with Engine(
         case.target, slots=len(prompts), capacity=capacity, prefill_chunk=chunk, prefix_cache=False, **way
     ) as engine:
-        engine.warmup()
         for _ in range(2):
             before, began = engine.stats().rounds, time.perf_counter()
             stamps: list[list[float]] = [[] for _ in prompts]
