@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from drafter_table import DRAFTERS, SELF, SHAPE, TARGET, TARGETS
+from drafter_table import DRAFTERS, SELF, SHAPE, TARGET, TARGETS, TREES
 
 from specjax import drafters, testing
 from specjax.decode import prefill
@@ -21,7 +21,6 @@ from specjax.models import cache as kv
 from specjax.models.lm import LM
 from specjax.testing import Trial
 
-TREES = [d for d, drafter in DRAFTERS.items() if drafter.plan(TARGETS.get(d, TARGET), 3).trees]
 HISTORY = {"jacobi", "twin, heuristic", "twin, entropy", "twin, cost model"}  # to whose proposals the past matters
 HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]

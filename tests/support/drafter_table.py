@@ -82,3 +82,4 @@ DRAFTERS = {
     "lookup, else head": drafters.FirstOf(PromptLookup(), HEAD),
 }
 TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
+TREES = [d for d, drafter in DRAFTERS.items() if drafter.plan(TARGETS.get(d, TARGET), 3).trees]
