@@ -17,7 +17,7 @@ import jax
 from cli.parser import Parser, flag, refusing
 
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, serving, sweep
+from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, serving, sweep, waits
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
@@ -36,6 +36,7 @@ MODES = {
     "trees": lambda case, table, args: rounds.trees(case, table),
     "latency": lambda case, table, args: latency.latency(case, table, args.prompt_lengths),
     "serving": lambda case, table, args: serving.serving(case, table, args.serving_requests, args.serving_chunk),
+    "waits": lambda case, table, args: waits.waits(case, table, *args.waits_prompts, args.serving_chunk),
     "sweep": lambda case, table, args: sweep.sweep(
         case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas
     ),
@@ -43,7 +44,7 @@ MODES = {
 # Flags that only one mode reads, and that mode.
 OF_MODES = {
     "exit_layer": "early-exit", "corpus": "drafters", "prompt_lengths": "latency",
-    "serving_requests": "serving", "serving_chunk": "serving",
+    "serving_requests": "serving", "waits_prompts": "waits",
     "sweep_batches": "sweep", "sweep_tokens": "sweep", "sweep_check_alphas": "sweep",
 }  # fmt: skip
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
@@ -73,7 +74,9 @@ def _parser() -> Parser:
         "--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency: prompt lengths in tokens"
     )
     add("--serving-requests", type=int, nargs="+", default=(1, 8, 32), help="for serving: requests at once")
-    add("--serving-chunk", type=int, help="for serving: prompt tokens that the engine reads at once")
+    add("--waits-prompts", type=int, nargs=2, default=(8192, 32768), metavar=("KNOWN", "LONG"),
+        help="for waits: tokens of the prompt that is submitted twice, and of the one that is read beside decoding")
+    add("--serving-chunk", type=int, help="for serving and waits: prompt tokens that the engine reads at once")
     add("--sweep-batches", type=int, nargs="+", default=(1, 2, 4, 8, 16, 32), help="for sweep: every B to time")
     add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K to time")
     add("--sweep-check-alphas", type=float, nargs="*", default=(0.6,),
@@ -94,7 +97,8 @@ def parse(argv) -> argparse.Namespace:
         if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
             parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
-    parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "serving_requests", "corpus")
+    parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "corpus")
+    parser.at_least_one(args, "serving_requests", "waits_prompts")
     parser.at_least_one(args, "devices")
     parser.in_a_folder(args, "json")
     for alpha in (args.alpha, *args.sweep_check_alphas):

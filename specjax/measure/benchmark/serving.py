@@ -71,7 +71,7 @@ def _engine(
             before, began = engine.stats().rounds, time.perf_counter()
             stamps: list[list[float]] = [[] for _ in prompts]
             handles = [
-                engine.submit(p, max_new_tokens=case.max_new_tokens, ignore_eos=True, listener=_clock(stamps[row]))
+                engine.submit(p, max_new_tokens=case.max_new_tokens, ignore_eos=True, listener=clock(stamps[row]))
                 for row, p in enumerate(prompts)
             ]
             results = [handle.result() for handle in handles]
@@ -88,6 +88,6 @@ def _engine(
     return figures, [result.tokens[0] for result in results] == texts
 
 
-def _clock(stamps: list[float]) -> Any:
+def clock(stamps: list[float]) -> Any:
     """A listener that notes the time of each token."""
     return lambda event: stamps.append(time.perf_counter())
