@@ -72,6 +72,24 @@ def with_table(state: Tree, table: jax.Array) -> Tree:
     return _over_caches(given, lambda x: x, state)
 
 
+def narrowed(state: Tree, width: int) -> Tree:
+    """``state``, in which no table has more than ``width`` pages a row."""
+
+    def cut(cache: KVCache) -> KVCache:
+        return cache if cache.table is None else cache.replace(table=cache.table[:, :width])
+
+    return _over_caches(cut, lambda x: x, state)
+
+
+def with_tables(state: Tree, other: Tree) -> Tree:
+    """``state``, whose paged caches have the tables of ``other``, a state of the same caches and rows."""
+
+    def given(cache: KVCache, giver: KVCache) -> KVCache:
+        return cache.replace(table=giver.table)
+
+    return _over_caches(given, lambda x, _: x, state, other)
+
+
 def without_pools(state: Tree) -> Tree:
     """``state``, whose paged caches have no pools. What is left belongs to the rows alone."""
 

@@ -54,7 +54,8 @@ class Engine:
         so the last bits of a request's logits depend on the other requests' drafts.
       block_width: as in :class:`specjax.Options`. None: the drafter's widest block if ``exact``.
       prefix_cache: whether requests share the cache pages of common prefixes.
-      prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 512, on a CPU 64.
+      prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 128, on a CPU 64. A hit in the
+        prefix cache is a multiple of this number.
       max_waiting: how many requests may wait for a slot.
       max_logprobs: the most likeliest tokens that a request may ask for at each position.
       max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
@@ -95,7 +96,7 @@ class Engine:
         width = decoder.plan.block if block_width is None and exact else block_width
         self.decoder = dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
         self.capacity = min(capacity, lm.max_positions)
-        chunk = tuning.prefill_chunk(prefill_chunk)
+        chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
         headroom = self.decoder.headroom + _further_room(self.decoder, tokens)
         own = -(-(self.capacity + headroom) // PAGE)
@@ -185,21 +186,15 @@ class Engine:
 
     def stats(self) -> Stats:
         """Counts so far, and what the engine holds now."""
-        if not self._thread.is_alive():
-            return self._loop.stats()
-        found: queue.SimpleQueue[Stats] = queue.SimpleQueue()
-        self._commands.put(lambda: found.put(self._loop.stats()))
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return found.get(timeout=0.1)
-            if not self._thread.is_alive():
-                return self._loop.stats()
+        return self._ask(self._loop.stats)
 
     def warmup(self) -> None:
         """Compiles all programs and runs each once. After this, no request compiles anything."""
         fixed: dict[str, Any] = dict(max_new_tokens=2, ignore_eos=True, allow_unknown_ids=True, cache_salt="warmup")
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
+        fixed.pop("cache_salt")
+        self._ask(partial(self._loop.compile_feeds, self._ticket([0, 0], 0, "", fixed)))
 
     def close(self, drain: bool = True) -> None:
         """Ends the engine: its thread ends, and its caches are freed. Further calls do nothing.
@@ -282,6 +277,15 @@ class Engine:
         for ticket in [self._loop.staged, *self._loop.running]:
             if ticket is not None:
                 self._loop.abort(ticket)
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns when the engine's thread calls it; when that thread has ended, at once."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._commands.put(lambda: answers.put(call()))
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=0.1)
+        return call()
 
     def _run(self) -> None:
         """The engine's thread."""

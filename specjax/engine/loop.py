@@ -41,6 +41,7 @@ class Loop:
         self.headroom, self.prefix_cache = headroom, prefix_cache
         self.state: Any = programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
+        self.widths = _widths(chunk, self.width)
         self.pages = Pages(limits.pages - 1)
         self.waiting: Waiting[Ticket] = Waiting()
         self.running: list[Ticket | None] = [None] * limits.slots
@@ -69,6 +70,12 @@ class Loop:
             self._learn(*self.in_flight.popleft())
         if self.checks:
             self.checks.check(self)
+
+    def compile_feeds(self, ticket: Ticket) -> None:
+        """Runs the program that reads a chunk at every width, on a row of any request that owns no pages."""
+        for width in self.widths:
+            row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
+            self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
 
     def abort(self, ticket: Ticket) -> None:
         """Ends a request before its time."""
@@ -125,6 +132,8 @@ class Loop:
             return False
         ticket = self.waiting.first()
         known = self.pages.known(ticket.keys) if self.prefix_cache else []
+        # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
+        known = known[: len(known) * PAGE // self.chunk * self.chunk // PAGE]
         self.pages.share(known)
         missing = self.pages_for(ticket.limit) - len(known)
         if missing > self.pages.available:  # nobody overtakes the first in the queue, so it starts before others do
@@ -150,8 +159,7 @@ class Loop:
         ticket = self.staged
         assert ticket is not None
         if ticket.read < ticket.to_read:
-            start = _numbers(ticket.read)
-            self.state, self.staged_row = programs.feed(self.decoder, self.state, self.staged_row, start, self.chunk)
+            self._feed(ticket.read)
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
@@ -163,6 +171,13 @@ class Loop:
         self.staged = self.staged_row = None
         ticket.mark("running")
         return True
+
+    def _feed(self, start: int) -> None:
+        """Reads the chunk of the staged row's prompt that begins at position ``start``."""
+        width = next(width for width in self.widths if start + self.chunk <= width * PAGE)
+        self.state, self.staged_row = programs.feed(
+            self.decoder, self.state, self.staged_row, _numbers(start), self.chunk, width
+        )
 
     def _dispatch(self) -> None:
         """Starts one round. The results are copied to the host as soon as they are there."""
@@ -213,6 +228,15 @@ class Loop:
         ticket.mark("ended")
         self.counts.count_end(ticket)
         ticket.handle.end()
+
+
+def _widths(chunk: int, widest: int) -> list[int]:
+    """The numbers of pages to which tables are cut while prompts are read: 16, 64, 256 and so on, up to ``widest``."""
+    found, width = [], max(16, chunk // PAGE)
+    while width < widest:
+        found.append(width)
+        width *= 4
+    return [*found, widest]
 
 
 def _numbers(*values: int) -> Any:

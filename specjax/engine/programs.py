@@ -105,13 +105,18 @@ def _before_prefill(decoder: Decoder, row: Row, pages: int) -> DecodeState:
     return jax.tree.map(in_pages, state, is_leaf=lambda x: isinstance(x, KVCache))
 
 
-@partial(jax.jit, static_argnames=("chunk",), donate_argnames=("state", "row"))
+@partial(jax.jit, static_argnames=("chunk", "width"), donate_argnames=("state", "row"))
 def feed(
-    decoder: Decoder, state: DecodeState, row: DecodeState, start: jax.Array, chunk: int
+    decoder: Decoder, state: DecodeState, row: DecodeState, start: jax.Array, chunk: int, width: int
 ) -> tuple[DecodeState, DecodeState]:
-    """Reads ``chunk`` more tokens of the staged row's prompt, from position i32[1] ``start`` on."""
-    row = prefill.feed(decoder, rows.with_pools(row, state), start, chunk)
-    return rows.with_pools(state, row), rows.without_pools(row)
+    """Reads ``chunk`` more tokens of the staged row's prompt, from position i32[1] ``start`` on.
+
+    Attention to a block of a prompt takes as long as the table is wide, so the table is cut to its first ``width``
+    pages, which must hold the block.
+    """
+    narrow = rows.with_pools(rows.narrowed(row, width), state)
+    read = prefill.feed(decoder, narrow, start, chunk)
+    return rows.with_pools(state, read), rows.with_tables(rows.without_pools(read), row)
 
 
 @partial(jax.jit, donate_argnames=("state",))
