@@ -140,8 +140,13 @@ def prefix_keys(prompt: Sequence[int], salt: str) -> list[bytes]:
       salt: prompts with different salts share nothing.
     """
     keys, key = [], hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
-    ids = np.asarray(prompt, np.int32)
+    ids = token_ids(prompt)
     for start in range(0, max(0, len(prompt) - 2) // PAGE * PAGE, PAGE):
         key = hashlib.sha256(key + ids[start : start + PAGE + 1].tobytes()).digest()
         keys.append(key)
     return keys
+
+
+def token_ids(prompt: Sequence[int]) -> np.ndarray:
+    """The ids as one array, whose bytes are hashed. -> i32[P]."""
+    return np.asarray(prompt, np.int32)

@@ -11,6 +11,7 @@ from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
 
 import specjax
 from specjax import testing
+from specjax.models.cache import PAGE
 
 K, CAPACITY, EOS = 3, 200, 2
 KINDS = [dict(s) for s in testing.trial.SETTINGS.values()]  # each sampling transform, alone and with others
@@ -75,10 +76,12 @@ def each_case():
 
 @pytest.mark.parametrize("drafter, verifier", list(each_case()))
 def test_a_busy_engine_gives_each_request_the_tokens_it_has_alone(drafter, verifier, monkeypatch):
-    monkeypatch.setenv("SPECJAX_CHECK", "1")
+    if drafter == "prompt lookup":  # with checks a fault is an error of the engine; the others show it in a text
+        monkeypatch.setenv("SPECJAX_CHECK", "1")
     target, requests = TARGETS.get(drafter, TARGET), crowd()
     alone = by_generate(target, requests, drafter, verifier)
-    with specjax.Engine(target, slots=3, capacity=CAPACITY, prefill_chunk=64, **way(drafter, verifier)) as engine:
+    sizes = dict(slots=3, capacity=CAPACITY, prefill_chunk=64, kv_tokens=12 * PAGE)  # pages are scarce
+    with specjax.Engine(target, **sizes, **way(drafter, verifier)) as engine:
         free = engine.stats().free_kv_tokens
         shuffled = random.Random(0).sample(range(len(requests)), len(requests))
         found = by_engine(engine, requests, shuffled)
