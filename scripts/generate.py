@@ -30,7 +30,7 @@ DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """The keyword arguments of ``specjax.prepare``."""
-    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "max_new_tokens", "seed"]
+    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "block_width", "max_new_tokens", "seed"]
     logprobs = False if args.logprobs is None else args.logprobs
     given = {name: getattr(args, name) for name in names}
     return {"drafter": choices.build(lm, args), "logprobs": logprobs, **given, "temperature": args.temperature or 0.0}
@@ -56,6 +56,7 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
         "drafter": choices.settings(args),
         "verifier": args.verifier,
         "num_speculative_tokens": result.metrics[0].num_speculative_tokens,
+        "block_width": args.block_width,
         "sampling": {**{name: getattr(args, name) for name in SAMPLING}, "temperature": args.temperature or 0.0},
         "max_new_tokens": None if args.max_new_tokens == -1 else args.max_new_tokens,
         "seed": args.seed,

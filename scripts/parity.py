@@ -2,8 +2,8 @@
 
     python scripts/parity.py --dtype bfloat16 --prompt-file prompts.jsonl --prompts 10
 
-This checks claims A to C of docs/exactness.md. The exit code is 1 if a claim that is promised for this dtype does not
-hold, and 2 for bad input.
+This checks claims A to C and E of docs/exactness.md. The exit code is 1 if a claim that is promised for this dtype does
+not hold, and 2 for bad input.
 """
 
 import argparse
@@ -157,6 +157,8 @@ def run(args: argparse.Namespace) -> int:
         "chat": lm.tokenizer.chat_template is not None,
     }
     plain = specjax.generate(lm, texts, **common)
+    width = args.num_speculative_tokens + 1
+    padded = specjax.generate(lm, texts, block_width=width, **common)
     prompts = plain.prompt_tokens
     size = max(map(len, prompts)) + args.max_new_tokens
     device = jax.devices()[0]
@@ -175,6 +177,9 @@ def run(args: argparse.Namespace) -> int:
         drafted = specjax.generate(lm, texts, drafter=drafter, **common).tokens
         against_plain = compare(lm, prompts, drafted, plain.tokens, size)
         report.add(f"{'B' if exact else 'C'}  {name}, against plain decoding", against_plain, promised=exact)
+        one_width = specjax.generate(lm, texts, drafter=drafter, block_width=width, **common).tokens
+        against_padded = compare(lm, prompts, one_width, padded.tokens, size)
+        report.add(f"E  {name}, against plain decoding of one width", against_padded, promised=True)
         pairs = zip(prompts, drafted, strict=True)
         report.add_margin(name, np.concatenate([gaps(lm, p, new, size)[0] for p, new in pairs if new]), args.margin)
 

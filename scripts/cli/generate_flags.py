@@ -55,6 +55,9 @@ def _add_decoding(add: Callable) -> None:
         type=int,
         help="K, the most drafted tokens of a round (3 of a trained drafter, else 5)",
     )
+    add("--block-width", type=int, metavar="N",
+        help="tokens of every call of the target, at least K + 1; with one width a greedy text doesn't depend on the "
+        "drafter, even in bfloat16 (by default the narrowest block that serves)")  # fmt: skip
     add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection",
         help="who judges drafts (%(default)s)")  # fmt: skip
     add("--max-new-tokens", type=int, default=128, help="-1: up to the model's context (%(default)s)")

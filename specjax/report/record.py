@@ -45,6 +45,7 @@ SETTINGS = {
     "drafter": dict,  # the drafter's "name", and its settings
     "verifier": str,
     "num_speculative_tokens": int,  # K; 0 is plain decoding
+    "block_width": (int, OPTIONAL),  # tokens a row of every target call; null: the narrowest that serves
     "sampling": dict,  # temperature, top_k, ...: as the user gave them; null is off
     "max_new_tokens": (int, OPTIONAL),  # null: as many as the model's context holds
     "seed": int,  # the first prompt's seed; prompt i has seed + i, unless its completion has another one
