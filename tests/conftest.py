@@ -1,5 +1,6 @@
 """What all tests share: the tests' own folder on the path, and slow sweeps kept out of the default run (pyproject)."""
 
+import gc
 import io
 import os
 from importlib import metadata
@@ -16,20 +17,26 @@ _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"
 _old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ.setdefault("XLA_FLAGS", _FLAGS + _BEFORE_0_11 * _old)
 
+# torch's threads wait for work by spinning, and each core has a process of its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Scripts keep compiled programs in the user's cache folder; those that they run here are no use to the user.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+
+# Tracing makes many objects, and the usual threshold looks through all of them again after every 700 new ones.
+gc.set_threshold(50_000, 20, 20)
 
 _MAPS = Path("/proc/self/maps")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_forgotten_in_time():
-    """Each compiled program maps memory, and Linux ends a process in the compiler at its 65,530th map."""
+    """Each compiled program maps memory: 15,000 maps are 3 GB, and Linux ends a process at its 65,530th map."""
     yield
     import jax  # not above: it reads the flags, and the process that only hands tests out does without
 
-    if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 30_000:
+    if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 15_000:
         jax.clear_caches()
 
 

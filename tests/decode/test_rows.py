@@ -4,6 +4,7 @@ Every drafter of the conformance table is a case: its state moves with its row, 
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from specjax import stream, testing
 from specjax.decode import rows, sampling
 from specjax.decode.sampling import SamplingParams
 
-PROMPTS = [[1, 2, 3, 1, 2], [0, 3, 2, 2, 1, 0, 3, 2], [2], [3, 1, 1, 3]]
+PROMPTS = [[1, 2, 3, 1, 2], [0, 3, 2, 2, 1, 0, 3, 2], [2], [3, 1, 1, 3], [1, 2], [3, 3, 0, 1, 2], [0]]
 OPTIONS = dict(num_speculative_tokens=3, max_new_tokens=12, capacity=64, temperature=0.9, ignore_eos=True)
 QUICK = ("noisy twin", "head, tree", "lookup, else lookahead", "cascade", "twin, cost model")
 
@@ -30,6 +31,12 @@ def job_of(name, prompts, seeds, **options):
     return specjax.prepare(target, prompts, drafter=DRAFTERS[name], seed=seeds, **{**OPTIONS, **options})
 
 
+@functools.cache
+def alone(name):
+    """The texts of the requests, each by itself; request i has seed i."""
+    return [job_of(name, [p], [i]).generate().tokens[0] for i, p in enumerate(PROMPTS)]
+
+
 def texts(state, prompts):
     tokens, lengths = jax.device_get((state.tokens, state.lengths))
     return [tokens[i, len(p) : lengths[i]].tolist() for i, p in enumerate(prompts)]
@@ -37,12 +44,11 @@ def texts(state, prompts):
 
 @pytest.mark.parametrize("name", each_drafter())
 def test_a_freed_row_takes_another_request_and_all_texts_are_those_of_the_requests_alone(name):
-    alone = [job_of(name, [p], [i]).generate().tokens[0] for i, p in enumerate(PROMPTS)]
-    two, take, insert = job_of(name, PROMPTS[:2], [0, 1]), jax.jit(rows.take), jax.jit(rows.insert)
-    state, held, found = two.start(), [0, 1], {}
-    waiting = [2, 3]
+    job, take, insert = job_of(name, PROMPTS[:4], [0, 1, 2, 3]), jax.jit(rows.take), jax.jit(rows.insert)
+    state, held, found = job.start(), [0, 1, 2, 3], {}
+    waiting = [4, 5, 6]
     for _ in range(40):
-        state, _ = two.decoder.round(state)
+        state, _ = job.decoder.round(state)
         for row in np.flatnonzero(~np.asarray(state.active)):
             if held[row] is not None:
                 found[held[row]] = texts(take(state, jnp.array([row])), [PROMPTS[held[row]]])[0]
@@ -50,30 +56,30 @@ def test_a_freed_row_takes_another_request_and_all_texts_are_those_of_the_reques
             if held[row] is not None:
                 one = job_of(name, [PROMPTS[held[row]]], [held[row]]).start()
                 state = insert(state, jnp.array([row]), one)
-        if held == [None, None]:
+        if held == [None] * 4:
             break
-    assert [found[i] for i in range(4)] == alone
+    assert [found[i] for i in range(len(PROMPTS))] == alone(name)
 
 
 @pytest.mark.parametrize("name", each_drafter())
 def test_rows_permuted_between_rounds_go_on_as_if_nothing_had_happened(name):
-    job = job_of(name, PROMPTS, [0, 1, 2, 3])
-    want, state = job.generate().tokens, job.start()
-    order = np.arange(4)
-    for step in range(12):
+    job = job_of(name, PROMPTS[:4], [0, 1, 2, 3])
+    state, order, take = job.start(), np.arange(4), jax.jit(rows.take)
+    for step in range(OPTIONS["max_new_tokens"]):
         state, _ = job.decoder.round(state)
         change = np.random.default_rng(step).permutation(4)
-        state, order = rows.take(state, jnp.asarray(change)), order[change]
-    state = job.decoder.run(state)
-    assert texts(state, [PROMPTS[i] for i in order]) == [want[i] for i in order]
+        state, order = take(state, jnp.asarray(change)), order[change]
+    assert not state.active.any()
+    assert texts(state, [PROMPTS[i] for i in order]) == [alone(name)[i] for i in order]
 
 
 def test_a_released_row_stands_still():
-    job = job_of("noisy twin", PROMPTS, [0, 1, 2, 3])
-    want, (state, _) = job.generate().tokens, job.decoder.round(job.start())
-    before = texts(state, PROMPTS)
+    prompts, want = PROMPTS[:4], alone("noisy twin")
+    job = job_of("noisy twin", prompts, [0, 1, 2, 3])
+    state, _ = job.decoder.round(job.start())
+    before = texts(state, prompts)
     state = job.decoder.run(rows.release(state, jnp.array([False, True, False, True])))
-    after = texts(state, PROMPTS)
+    after = texts(state, prompts)
     assert [after[0], after[2]] == [want[0], want[2]] and [after[1], after[3]] == [before[1], before[3]]
 
 

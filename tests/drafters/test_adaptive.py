@@ -24,7 +24,7 @@ from specjax.drafters import (
 from specjax.drafters.adaptive import Round
 from specjax.drafting import theory
 
-LM = testing.tiny_lm(0, vocab_size=8, std=0.7, max_position_embeddings=256)
+LM = testing.tiny_lm(0, vocab_size=8, std=0.7, num_hidden_layers=1)
 TWIN = DraftModel(testing.noisy_twin(LM, 0.25))
 
 
@@ -54,7 +54,7 @@ def test_confidence_keeps_the_first_unsure_token_and_stops_after_it():
     assert set(out.metrics[0].per_step_drafted) <= {0, 1}, "never sure: one token a round"
 
 
-UNSURE = DraftModel(testing.tiny_lm(5, vocab_size=8, max_position_embeddings=256))  # its laws are nearly flat
+UNSURE = DraftModel(testing.tiny_lm(5, std=0.2, vocab_size=8, num_hidden_layers=1))  # its laws are nearly flat
 CERTAIN_Q = {
     "confidence": (UNSURE, Confidence(0.99), {}),
     "entropy": (UNSURE, EntropyGuided(), {}),
@@ -77,12 +77,12 @@ def test_policies_see_that_a_draft_is_unsure_where_its_q_is_certain(name):
 
 def test_what_a_policy_is_told_is_the_law_of_the_logits_whatever_sharpens_q():
     job = specjax.prepare(LM, [[1, 2, 3]], drafter=TWIN, num_speculative_tokens=3)
-    told = {}
+    told, propose = {}, jax.jit(TWIN.propose, static_argnums=4)
     for temperature in (0.0, 1.0):
         request = job.request._replace(sampling=job.request.sampling._replace(temperature=jnp.array([temperature])))
         keys = job.decoder.verifier.draft_keys(request.key, request.prompt_lengths)
         state = job.start(request)
-        draft = TWIN.propose(LM, state.drafter, state, keys, 3)[0]
+        draft = propose(LM, state.drafter, state, keys, 3)[0]
         told[temperature] = float(draft.entropy[0, 0])
         law = draft.probs[0, 0] if temperature else None
     entropy = -float(jnp.sum(law * jnp.log(law))) / np.log(8)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafter_table import TARGET, TWIN
 
 import specjax
 from specjax.decode import random, sampling
@@ -65,6 +66,14 @@ class _State:
         self.tokens, self.lengths, self.cache = tokens, lengths, None
 
 
+@jax.jit
+def judged(decoder, state):
+    draft, state = rounds.propose(decoder, state)
+    scored = rounds.score(decoder, state, draft)
+    info = rounds.commit(decoder, state, scored, rounds.judge(decoder, state, scored))[1]
+    return info, scored.p, scored.out.logits
+
+
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
@@ -72,13 +81,6 @@ def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     drafter = DraftModel(noisy_twin(target, 0.01), prefill_chunk=4)  # thousands of rows would pay for 64 tokens each
     options = dict(drafter=drafter, num_speculative_tokens=2, temperature=temperature)
     job = specjax.prepare(target, [[1, 2, 3]] * 4000, **options)
-
-    @jax.jit
-    def judged(decoder, state):
-        draft, state = rounds.propose(decoder, state)
-        scored = rounds.score(decoder, state, draft)
-        info = rounds.commit(decoder, state, scored, rounds.judge(decoder, state, scored))[1]
-        return info, scored.p, scored.out.logits
 
     info, p, logits = jax.device_get(judged(job.decoder, job.start()))
     assert p.dtype == logits.dtype == np.float32
@@ -218,7 +220,7 @@ def test_the_window_of_lookahead_goes_on_by_the_targets_answers():
     before = job.start()
     draft, _ = jax.jit(rounds.propose)(job.decoder, before)
     before = before._replace(active=jnp.array([True, True, True, False]))
-    after = rounds.round(job.decoder, before)[0]
+    after = job.decoder.round(before)[0]
     assert not (after.drafter.pool[3] >= 0).any(), "a row that sits out learns nothing"
     for row, prompt in enumerate(prompts[:3]):
         oldest, newest = np.asarray(draft.tokens[row, :10]).reshape(2, 5)
@@ -287,8 +289,7 @@ def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
 def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
     """Prompt lookup speaks for the first row, whose long prompt the second drafter then hasn't seen."""
     monkeypatch.setattr(checks, "PROMPTS", [[1, 2, 0, 3] * 6 + [1, 2, 0], [3], [2, 1]])
-    lm = tiny_lm(0, vocab_size=4, std=0.7)
-    check_path_independence(Trial(lm, FirstOf(PromptLookup(), make(noisy_twin(lm, 0.25)))), rounds=8)
+    check_path_independence(Trial(TARGET, FirstOf(PromptLookup(), make(TWIN.lm))), rounds=8)
 
 
 def eagle(prefill_chunk):
@@ -321,7 +322,7 @@ def test_random_drafts_are_uniform_over_what_the_filters_leave():
 @pytest.mark.parametrize("chunk", [7, 90, 10_000])
 def test_a_draft_reads_a_prompt_in_chunks_of_any_size(chunk):
     """The last chunk starts early, where the cache ends: nothing is fed past it, and nothing is left out."""
-    lm = tiny_lm(0)
+    lm = tiny_lm(0, num_hidden_layers=1)
     prompts = [[i % 50 for i in range(size)] for size in (100, 3, 63)]
     options = dict(num_speculative_tokens=3, max_new_tokens=9, temperature=1.0)
     for make in (DraftModel, lambda lm, prefill_chunk: TreeModel(lm, (2, 1, 1), prefill_chunk=prefill_chunk)):

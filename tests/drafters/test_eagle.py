@@ -27,8 +27,13 @@ def test_training_sees_at_every_step_what_drafting_computes(config):
     draft = draft_of(drafter, prompt, size)
     objective = EagleObjective(TOKENS, drafter.params["lm_head"], config, steps=size)
     text = jnp.array([prompt + draft.tokens[0].tolist()])
-    out = TARGET(text, TARGET.alloc_cache(*text.shape), taps=drafter.config.taps)
-    for step, log_q in enumerate(objective.unrolled(drafter.params, TARGET, text, out)):
+
+    @jax.jit
+    def trained(params, target, text):
+        out = target(text, target.alloc_cache(*text.shape), taps=drafter.config.taps)
+        return list(objective.unrolled(params, target, text, out))
+
+    for step, log_q in enumerate(trained(drafter.params, TARGET, text)):
         q = draft.probs[0, step, TOKENS]
         np.testing.assert_allclose(jnp.exp(log_q[0, len(prompt) - 2 + step]), q, atol=2e-5)
 

@@ -190,6 +190,12 @@ def test_trees_give_plain_decodings_tokens_and_logprobs(drafter, kv_dtype):
     assert sum(m.num_accepted_tokens for m in out.metrics) > 20
 
 
+@jax.jit
+def read_anew(lm, tokens, lengths):
+    """The cache of a model that reads whole rows at once."""
+    return lm(tokens, kv.with_lengths(lm.alloc_cache(*tokens.shape), lengths * 0)).cache
+
+
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     """Siblings lie between the accepted entries until these are moved together."""
@@ -199,7 +205,7 @@ def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     for _ in range(10):
         state, info = job.decoder.round(state)
         moved += int(jnp.sum(info.accepted > 1))
-        anew = lm(state.tokens, kv.with_lengths(lm.alloc_cache(3, state.tokens.shape[1]), state.lengths * 0)).cache
+        anew = read_anew(lm, state.tokens, state.lengths)
         held = np.arange(state.tokens.shape[1]) < np.asarray(state.lengths)[:, None] - 1
         for mine, fresh in zip(state.cache.keys + state.cache.values, anew.keys + anew.values, strict=True):
             a, b = (np.asarray(dequantize(x)).swapaxes(1, 2)[held] for x in (mine, fresh))
@@ -234,7 +240,7 @@ def test_greedy_siblings_are_the_best_tokens_in_order():
     """At temperature 0 nothing is left to draw after the first, and the tree would be a chain."""
     job = prepare(LM, PROMPTS, drafter=TREE, num_speculative_tokens=1, temperature=0.0)
     state = job.start()
-    draft = TREE.propose(LM, state.drafter, state, job.request.key, 1)[0]
+    draft = jax.jit(TREE.propose, static_argnums=4)(LM, state.drafter, state, job.request.key, 1)[0]
     full = generate(TWIN, PROMPTS, max_new_tokens=1).tokens
     assert draft.valid.all() and draft.tokens[:, 0].tolist() == [row[0] for row in full]
     assert (jnp.take_along_axis(draft.probs, draft.tokens[..., None], 2) == 1).all()

@@ -6,9 +6,9 @@ import runpy
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafter_table import TARGET
 
 import specjax
 from specjax import testing
@@ -43,12 +43,12 @@ def test_the_method_on_one_page_gives_the_tokens_of_specjax(scale):
 
 def probabilities(lm):
     """The law after each token of a list of at most 64, f32[n, V], from one call of the model without a cache."""
+    return lambda tokens: padded_law(lm, np.pad(np.array(tokens, np.int32), (0, 64 - len(tokens))))[: len(tokens)]
 
-    @jax.jit
-    def padded(tokens):
-        return jax.nn.softmax(lm(tokens[None], lm.alloc_cache(1, 64)).logits[0])
 
-    return lambda tokens: padded(jnp.zeros(64, jnp.int32).at[: len(tokens)].set(jnp.array(tokens)))[: len(tokens)]
+@jax.jit
+def padded_law(lm, tokens):
+    return jax.nn.softmax(lm(tokens[None], lm.alloc_cache(1, 64)).logits[0])
 
 
 def test_the_drafter_of_the_page_passes_every_check():
@@ -56,7 +56,7 @@ def test_the_drafter_of_the_page_passes_every_check():
     names: dict = {}
     exec(drafter_code, names)
     assert "specjax.testing.check_drafter(TextBigram())" in use
-    testing.check_drafter(names["TextBigram"](), rows=100, draws=600, length=3)
+    testing.check_drafter(names["TextBigram"](), TARGET, rows=100, draws=600, length=3, num_speculative_tokens=2)
     lm = testing.tiny_lm(0)
     out = specjax.generate(lm, [[1, 2, 1, 2, 1]], drafter=names["TextBigram"](), max_new_tokens=20)
     assert sum(out.metrics[0].per_step_drafted) > 0, "a text that repeats itself should be drafted for"

@@ -87,11 +87,11 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
         read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
         assert (read in out) == ((kind, steps) != ("eagle3", "2"))
     for kind in ("eagle3", "medusa", "pass", "draft"):
-        on = ["--kind", kind, "--steps", "1", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
+        on = ["--kind", kind, "--steps", "2", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
         assert json.loads((tmp_path / "curve.json").read_text())["texts"]["size"] == 160
         capsys.readouterr()
-    assert train.main(["--kind", "draft", *on[2:]]) == 0 and train.main(["--kind", "medusa", *on[2:]]) == 2
+    assert train.main(["--kind", "medusa", *on[2:]]) == 2
     assert "is of kind 'model', which --kind medusa can't train on" in capsys.readouterr().err
     for kind in ("eagle3", "medusa", "pass", "draft"):
         code, out, err = run(
