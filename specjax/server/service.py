@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.engine.engine import Engine
+from specjax.engine.scoring import score
 from specjax.engine.stats import Stats
+from specjax.report import progress
 from specjax.server.bridge import Bridge
 from specjax.server.errors import RefusedError
 from specjax.server.metrics import Times
@@ -25,10 +27,9 @@ class Service:
       make: makes the engine, in a thread of its own. It may take minutes: the server says "loading" meanwhile.
       names: the names by which clients ask for the model. The first one stands in all answers.
       keys: the keys that let clients in. None: everybody is let in.
-      warm: whether the engine's programs are compiled before the server is ready.
     """
 
-    def __init__(self, make: Callable[[], Engine], names: Sequence[str], keys: Sequence[str] = (), warm: bool = True):
+    def __init__(self, make: Callable[[], Engine], names: Sequence[str], keys: Sequence[str] = ()):
         self.names, self.times = list(names), Times()
         self.bridge: Bridge
         self.token_text: TokenText
@@ -38,7 +39,7 @@ class Service:
         self.began = int(time.time())
         self.running = 0  # requests that are being answered
         self.answers: set[Answer] = set()
-        self._make, self._warm = make, warm
+        self._make = make
         self._engine: Engine | None = None
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
@@ -109,8 +110,9 @@ class Service:
         if engine.lm.tokenizer is None:
             engine.close(drain=False)
             raise ValueError("a server needs a model with a tokenizer, and this model has none")
-        if self._warm:
+        with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()
+            score(engine, [0, 0], 0)
         self.before = engine.stats()
         return engine
 
