@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
+import jax
 from cli import choices, model_flags
 from cli.parser import Parser, refusing
 
@@ -17,6 +18,7 @@ import specjax
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.report import progress
 
+SIZES, ON_A_CPU = (8, 4096), (2, 2048)  # slots and capacity; a CPU's rounds take as long as they have rows and entries
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,8 +30,8 @@ def _parser() -> Parser:
     model_flags.add_speculation(add)
     model_flags.add_numbers(add)
     parser.add_compilation_cache()
-    add("--slots", type=int, default=8, help="requests that decode at the same time (%(default)s)")
-    add("--capacity", type=int, default=4096, help="the most tokens of a request, prompt included (%(default)s)")
+    add("--slots", type=int, help="requests that decode at the same time (8, on a CPU 2)")
+    add("--capacity", type=int, help="the most tokens of a request, prompt included (4096, on a CPU 2048)")
     add("--kv-tokens", type=int, help="tokens that the caches of all requests hold together (slots times capacity)")
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
     add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
@@ -86,9 +88,11 @@ def engine(args: argparse.Namespace) -> specjax.Engine:
     with progress.waiting(f"loading {args.model}"):
         lm = model_flags.load_model(args)
         drafter = choices.build(lm, args)
+        slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
         return specjax.Engine(
-            lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots, capacity=args.capacity,
-            kv_tokens=args.kv_tokens, exact=not args.fast, max_waiting=args.max_waiting,
+            lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
+            capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
+            max_waiting=args.max_waiting,
         )  # fmt: skip
 
 

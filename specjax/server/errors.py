@@ -100,12 +100,15 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _of_validation(error: RequestValidationError) -> RefusedError:
-    """The first fault that was found in a request's body."""
-    first = error.errors()[0]
+    """The first fault that was found in a request's body. If a field may have several forms, what each form lacks."""
+    faults = error.errors()
+    first = faults[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    said = [str(fault["msg"]).removeprefix("Value error, ") for fault in faults if fault["loc"][:2] == first["loc"][:2]]
+    if first["type"] == "value_error" and len(place) == 0:  # a rule about several fields, whose text begins with one
+        return RefusedError(400, said[0], said[0].split()[0])
     if not place:
         return RefusedError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return RefusedError(400, f"{'.'.join(place)}: {message}", param=place[0])
+    return RefusedError(400, f"{place[0]}: {'; or: '.join(dict.fromkeys(said))}", param=place[0])

@@ -143,6 +143,8 @@ class ChatRequest(Sampling):
             raise ValueError("top_logprobs needs logprobs = true")
         if (self.model_extra or {}).get("echo"):
             raise ValueError("echo is not supported for chats")
+        if {"messages", "tools"} & set(self.chat_template_kwargs or {}):
+            raise ValueError("chat_template_kwargs must not hold messages or tools")
         return self
 
 
@@ -157,7 +159,7 @@ class TokenizeRequest(Body):
     @model_validator(mode="after")
     def _one_text(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise ValueError("prompt or messages must be given, and not both")
         return self
 
 

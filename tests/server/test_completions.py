@@ -162,7 +162,7 @@ async def test_every_parameter_reaches_the_engine(app):
         (dict(top_p=0.4), dict(top_p=0.4)),
         (dict(presence_penalty=1.5), dict(presence_penalty=1.5)),
         (dict(frequency_penalty=-0.9, temperature=0), dict(frequency_penalty=-0.9, temperature=0.0)),
-        (dict(repetition_penalty=1.6), dict(repetition_penalty=1.6)),
+        (dict(repetition_penalty=1.6, temperature=0), dict(repetition_penalty=1.6, temperature=0.0)),
         (dict(logit_bias={"70": 100}), dict(logit_bias={70: 100.0})),
         (dict(stop_token_ids=[plain[9]]), dict(eos_token_id=[1, plain[9]])),
         (dict(stop_token_ids=[plain[9]], ignore_eos=True), dict(eos_token_id=[plain[9]])),
@@ -175,7 +175,7 @@ async def test_every_parameter_reaches_the_engine(app):
         expected = alone("hello", seed=9, max_new_tokens=30, **options)
         assert choice["token_ids"] == expected.tokens[0], given
         assert choice["finish_reason"] == expected.finish_reasons[0] and choice["prompt_token_ids"]
-        assert expected.tokens[0] != plain, "the case changes nothing"
+        assert expected.tokens[0] != plain, given
 
 
 @asked

@@ -66,11 +66,11 @@ def events(text):
 
 
 class Caller:
-    """A client that speaks ASGI by hand: it may read slowly, or go away in the middle."""
+    """A client that speaks ASGI by hand: it may stop reading after some bytes, or go away in the middle."""
 
     def __init__(self, app, path, body, reads=None):
         self.sent, self.reads, self.status = b"", reads, None
-        self.gone = asyncio.Event()
+        self.gone, self.goes_on = asyncio.Event(), asyncio.Event()
         self._first = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
         headers = [(b"content-type", b"application/json")]
         scope = {
@@ -90,7 +90,7 @@ class Caller:
         self.status = message.get("status", self.status)
         self.sent += message.get("body", b"")
         if self.reads is not None and len(self.sent) > self.reads:
-            await self.gone.wait()  # the reader's buffer is full
+            await self.goes_on.wait()  # the reader's buffer is full
 
 
 @contextlib.contextmanager
