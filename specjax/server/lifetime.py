@@ -61,7 +61,7 @@ def serve(service: Service, host: str, port: int, timeout: float) -> None:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
         config = uvicorn.Config(
-            create(service), log_level="warning", access_log=False, server_header=False,
+            create(service), log_config=None, log_level="warning", access_log=False, server_header=False,
             timeout_graceful_shutdown=LAST_WORDS,
         )  # fmt: skip
         _Server(config, service, address, timeout).run(sockets=[listening])

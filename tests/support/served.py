@@ -96,7 +96,7 @@ class Caller:
 @contextlib.contextmanager
 def real_server(service):
     """The application behind uvicorn on a free port, in a thread. -> its address."""
-    config = uvicorn.Config(create(service), port=0, log_level="warning", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(create(service), port=0, log_config=None, log_level="warning", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
