@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from cli import choices, display
+from cli import choices, display, model_flags
 from cli.generate_flags import SAMPLING, parse
 from cli.parser import refusing
 
@@ -21,7 +21,6 @@ from specjax.generation import trace
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.generation.stream import Stream
 from specjax.measure import timing
-from specjax.models import parallel
 from specjax.models.quantized import kind_of
 from specjax.report import progress, record
 
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> None:
     demonstrates = not (args.prompt or args.prompt_file)
     prompts = read_prompts(args)
     compilation_cache_of_script(args.compilation_cache)
-    mesh = None if args.devices == 1 else parallel.mesh(args.devices)
-    lm = specjax.load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)
+    lm = model_flags.load_model(args)
     job = specjax.prepare(lm, prompts, **options_of(lm, args))
     size, quiet = job.decoder.num_speculative_tokens, args.json == "-"
     if not quiet:  # the heading goes to stderr, so that a program that reads stdout gets the text alone

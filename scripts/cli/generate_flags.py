@@ -7,10 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cli import choices
+from cli import choices, model_flags
 from cli.parser import Parser
-from specjax.models.quantized import KINDS
-from specjax.verify import VERIFIERS
 
 SAMPLING = (
     "min_new_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
@@ -30,11 +28,7 @@ def _parser() -> Parser:
 
 def _add_prompts(add: Callable) -> None:
     """The flags of the model and of the prompts."""
-    add(
-        "--model",
-        default="smollm2-135m-instruct",
-        help="the default model, a folder, a GGUF file or a hub name (%(default)s)",
-    )
+    model_flags.add_model(add)
     add("--prompt", action="append", default=[], help="text to continue; repeat the flag for a batch")
     add("--prompt-file", action="append", default=[], type=Path, help="file with one prompt; may be repeated")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
@@ -50,16 +44,10 @@ def _add_prompts(add: Callable) -> None:
 
 def _add_decoding(add: Callable) -> None:
     """The flags of drafting, sampling, stops and number formats."""
-    add(
-        "--num-speculative-tokens",
-        type=int,
-        help="K, the most drafted tokens of a round (3 of a trained drafter, else 5)",
-    )
+    model_flags.add_speculation(add)
     add("--block-width", type=int, metavar="N",
         help="tokens of every call of the target, at least K + 1; with one width a greedy text doesn't depend on the "
         "drafter, even in bfloat16 (by default the narrowest block that serves)")  # fmt: skip
-    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless], default="rejection",
-        help="who judges drafts (%(default)s)")  # fmt: skip
     add("--max-new-tokens", type=int, default=128, help="-1: up to the model's context (%(default)s)")
     add("--min-new-tokens", type=int, help="new tokens before a stop token or a stop string may end a completion")
     add("--temperature", type=float, help="0 is greedy (0.0)")
@@ -75,10 +63,7 @@ def _add_decoding(add: Callable) -> None:
     add("--ignore-eos", action="store_true", help="end-of-text tokens do not end a completion")
     add("--allow-unknown-ids", action="store_true", help="also allow ids that the model has and its tokenizer lacks")
     add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws and prints a seed (%(default)s)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights; float32 on a CPU by default")
-    add("--quantize", choices=KINDS, help="store the target's weights in eight bits (the draft's: --quantize-draft)")
-    add("--kv-dtype", choices=("int8",), help="store the caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
+    model_flags.add_numbers(add)
     add(
         "--logprobs", type=int, metavar="N", help="record each token's log-probability and the N likeliest tokens there"
     )
@@ -107,14 +92,7 @@ def parse(argv) -> argparse.Namespace:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        choices.settle(args)
-        if args.drafter == "none" and args.num_speculative_tokens:
-            raise ValueError(
-                f"--num-speculative-tokens {args.num_speculative_tokens} is the length of drafts, and --drafter none "
-                "drafts nothing; leave one out"
-            )
-        if args.num_speculative_tokens is None:
-            args.num_speculative_tokens = choices.CHOICES[args.drafter].size
+        model_flags.settle(args)
     except ValueError as problem:
         parser.error(str(problem))
     if args.compare and args.drafter == "none":

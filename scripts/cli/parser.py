@@ -11,6 +11,11 @@ from pathlib import Path
 from specjax.report import progress
 
 CLOSED_PIPE = 141  # the exit code that a shell gives to a program that SIGPIPE (13) ended
+# Modules that come with an extra: who needs them, and the extra.
+EXTRAS = {
+    "matplotlib": ("the pictures need", "plots"),
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "starlette"), ("the server needs", "serve")),
+}
 
 
 def flag(name: str) -> str:
@@ -81,9 +86,10 @@ def _refusing(action: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as problem:
-        if problem.name != "matplotlib":
+        if problem.name not in EXTRAS:
             raise
-        progress.say("error: the pictures need matplotlib: python -m pip install -e '.[plots]'", sys.stderr)
+        what, extra = EXTRAS[problem.name]
+        progress.say(f"error: {what} {problem.name}: python -m pip install -e '.[{extra}]'", sys.stderr)
         return 2
     except (ValueError, OSError) as problem:
         progress.say(f"error: {problem}", sys.stderr)

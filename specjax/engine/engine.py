@@ -6,23 +6,18 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
-from specjax.decode.decoder import Decoder
 from specjax.decode.numeric import is_int
-from specjax.engine import programs
+from specjax.engine import sizes
 from specjax.engine.errors import EngineClosedError, QueueFullError
 from specjax.engine.handle import Handle
 from specjax.engine.loop import Loop
 from specjax.engine.programs import Limits
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
-from specjax.generation.job import Job
-from specjax.generation.known_ids import known_ids
 from specjax.generation.options import Options, asked
 from specjax.generation.result import Event, Result
 from specjax.models import cache as kv
@@ -32,6 +27,8 @@ from specjax.models.lm import LM
 
 # The options that the engine fixes for all its requests.
 FIXED = ("drafter", "verifier", "num_speculative_tokens", "block_width", "lossy", "capacity")
+
+Value = TypeVar("Value")
 
 
 class Engine:
@@ -83,8 +80,8 @@ class Engine:
         lossy: bool = False,
     ):
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
-            _check_count(name, value)
-        if prefill_chunk is not None and _check_count("prefill_chunk", prefill_chunk) % PAGE:
+            sizes.check_count(name, value)
+        if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
         self.lm, self.max_waiting = lm, max_waiting
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
@@ -98,10 +95,10 @@ class Engine:
         self.capacity = min(capacity, lm.max_positions)
         chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
-        headroom = self.decoder.headroom + _further_room(self.decoder, tokens)
+        headroom = self.decoder.headroom + sizes.further_room(self.decoder, tokens)
         own = -(-(self.capacity + headroom) // PAGE)
-        pages = own * slots if kv_tokens is None else -(-_check_count("kv_tokens", kv_tokens) // PAGE)
-        self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=_listed(lm, max_listed))
+        pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
+        self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the two fields below
@@ -186,7 +183,36 @@ class Engine:
 
     def stats(self) -> Stats:
         """Counts so far, and what the engine holds now."""
-        return self._ask(self._loop.stats)
+        found = self._asked(self._loop.stats)
+        while self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):
+                return found.result(timeout=0.1)
+        return self._loop.stats()
+
+    def between_rounds(self, call: Callable[[], Value]) -> Future[Value]:
+        """Has the engine's thread make a call between two rounds: other work on the device that the engine owns.
+
+        All requests wait while the call runs, so it should only dispatch, and leave reading the results to the caller.
+
+        Args:
+          call: takes nothing. What it returns or raises goes into the future.
+
+        Raises:
+          EngineClosedError: the engine is closed.
+        """
+        with self._lock:
+            self._check_open()
+            return self._asked(call)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one request, prompt included."""
+        return min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended the engine's thread; None: there was none."""
+        return self._error
 
     def warmup(self) -> None:
         """Compiles all programs and runs each once. After this, no request compiles anything."""
@@ -194,7 +220,7 @@ class Engine:
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
         fixed.pop("cache_salt")
-        self._ask(partial(self._loop.compile_feeds, self._ticket([0, 0], 0, "", fixed)))
+        self.between_rounds(partial(self._loop.compile_feeds, self._ticket([0, 0], 0, "", fixed))).result()
 
     def close(self, drain: bool = True) -> None:
         """Ends the engine: its thread ends, and its caches are freed. Further calls do nothing.
@@ -231,27 +257,9 @@ class Engine:
                 f"logprobs must be at most {self.max_logprobs} in this engine, got {job.decoder.top_logprobs}; "
                 "specjax.Engine(max_logprobs=...) allows more"
             )
-        return Ticket(self._within(job, "max_new_tokens" in given), self.limits, priority, salt)
-
-    def _within(self, job: Job, limited: bool) -> Job:
-        """The job, with its limit cut to the capacity unless the request has a limit of its own (``limited``).
-
-        Raises:
-          ValueError: the request needs more tokens than the capacity or the pages hold.
-        """
-        length, limit = len(job.prompts[0]), int(job.request.limit[0])
-        room = min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
-        if not limited or job.options.max_new_tokens in (None, -1):
-            limit = min(limit, room)
-        if limit > room or length >= room:
-            raise ValueError(
-                f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "
-                f"{limit - length} new ones, but a request of this engine has at most {room} (capacity "
-                f"{self.capacity}, kv_tokens {self._loop.pages.count * PAGE}); shorten the prompt, or lower "
-                "max_new_tokens"
-            )
-        limits: Any = np.array([limit], np.int32)
-        return dataclasses.replace(job, request=job.request._replace(limit=limits))
+        kv_tokens = self._loop.pages.count * PAGE
+        job = sizes.within(job, "max_new_tokens" in given, self.longest, self.capacity, kv_tokens)
+        return Ticket(job, self.limits, priority, salt)
 
     def _check_open(self) -> None:
         if not self._open or self._error is not None:
@@ -278,14 +286,11 @@ class Engine:
             if ticket is not None:
                 self._loop.abort(ticket)
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns when the engine's thread calls it; when that thread has ended, at once."""
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._commands.put(lambda: answers.put(call()))
-        while self._thread.is_alive():
-            with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=0.1)
-        return call()
+    def _asked(self, call: Callable[[], Value]) -> Future[Value]:
+        """Has the engine's thread make a call. -> its result, some time later; never, if that thread has ended."""
+        found: Future[Value] = Future()
+        self._commands.put(lambda: _fulfil(found, call))
+        return found
 
     def _run(self) -> None:
         """The engine's thread."""
@@ -325,25 +330,12 @@ def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
     done.put((index, handle))
 
 
+def _fulfil(found: Future[Value], call: Callable[[], Value]) -> None:
+    try:
+        found.set_result(call())
+    except Exception as error:
+        found.set_exception(error)
+
+
 def _nothing() -> None:
     pass
-
-
-def _check_count(name: str, value: Any) -> int:
-    """The value, a positive integer. Raises ValueError if it is none."""
-    if not (is_int(value) and value > 0):
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return int(value)
-
-
-def _further_room(decoder: Decoder, tokens: int) -> int:
-    """The number of slots that a drafter's caches have beyond ``tokens``: room for its draft trees."""
-    own = jax.eval_shape(lambda: decoder.drafter.init(decoder.target, 1, tokens, decoder.num_speculative_tokens))
-    return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
-
-
-def _listed(lm: LM, asked: int) -> int:
-    """The room for lists of tokens: what a request may list, and the ids that no request may generate."""
-    known = known_ids(lm)
-    holes = 0 if known is None else int(np.sum(~known[: int(np.flatnonzero(known)[-1]) + 1]))
-    return asked + holes

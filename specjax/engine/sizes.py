@@ -1,0 +1,59 @@
+"""The sizes of an engine's arrays."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.numeric import is_int
+from specjax.engine import programs
+from specjax.generation.job import Job
+from specjax.generation.known_ids import known_ids
+from specjax.models.lm import LM
+
+
+def check_count(name: str, value: Any) -> int:
+    """The value, a positive integer. Raises ValueError if it is none."""
+    if not (is_int(value) and value > 0):
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def within(job: Job, limited: bool, longest: int, capacity: int, kv_tokens: int) -> Job:
+    """The job of one request, with its limit cut to what fits, unless the request has a limit of its own.
+
+    Args:
+      job: the job.
+      limited: whether the request has a limit of its own.
+      longest: the most tokens of a request, prompt included.
+      capacity, kv_tokens: the engine's arguments, from which ``longest`` follows.
+
+    Raises:
+      ValueError: the request needs more than ``longest`` tokens.
+    """
+    length, limit = len(job.prompts[0]), int(job.request.limit[0])
+    if not limited or job.options.max_new_tokens in (None, -1):
+        limit = min(limit, longest)
+    if limit > longest or length >= longest:
+        raise ValueError(
+            f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "
+            f"{limit - length} new ones, but a request of this engine has at most {longest} (capacity {capacity}, "
+            f"kv_tokens {kv_tokens}); shorten the prompt, or lower max_new_tokens"
+        )
+    limits: Any = np.array([limit], np.int32)
+    return dataclasses.replace(job, request=job.request._replace(limit=limits))
+
+
+def further_room(decoder: Decoder, tokens: int) -> int:
+    """The number of slots that a drafter's caches have beyond ``tokens``: room for its draft trees."""
+    own = jax.eval_shape(lambda: decoder.drafter.init(decoder.target, 1, tokens, decoder.num_speculative_tokens))
+    return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
+
+
+def listed(lm: LM, asked: int) -> int:
+    """The room for lists of tokens: what a request may list, and the ids that no request may generate."""
+    known = known_ids(lm)
+    holes = 0 if known is None else int(np.sum(~known[: int(np.flatnonzero(known)[-1]) + 1]))
+    return asked + holes

@@ -1,0 +1,230 @@
+"""The choices of one request while the engine works on them: text and tokens as they come, then the record."""
+
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from specjax.engine.handle import Handle
+from specjax.engine.scoring import score
+from specjax.generation.result import Event, Result
+from specjax.server.bridge import Mailbox
+from specjax.server.errors import RefusedError, as_refusal
+from specjax.server.held_text import HeldText, Segments
+from specjax.server.service import Service
+from specjax.server.work import Work
+from specjax.text.text_stream import TextStream
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """One token of a choice."""
+
+    # The token's id.
+    token: int
+    # The number of characters of the choice's text before the token.
+    offset: int
+    # Its natural log-probability. None: not asked for, or the first token of a text.
+    logprob: float | None
+    # The likeliest tokens at its position, as (id, log-probability) pairs. None as above.
+    top: list[tuple[int, float]] | None
+
+
+@dataclasses.dataclass
+class Piece:
+    """What one choice has new."""
+
+    # The choice.
+    index: int
+    # The new text, in parts that each come from one token, with the token's origin.
+    segments: Segments = dataclasses.field(default_factory=list)
+    # The new tokens. A token may come with a later piece than the piece in which its text begins.
+    tokens: list[Token] = dataclasses.field(default_factory=list)
+    # The result, if the choice has ended.
+    result: Result | None = None
+
+    @property
+    def text(self) -> str:
+        """The new text."""
+        return "".join(text for text, _ in self.segments)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choice has ended: "stop" or "length". None: it has not."""
+        return None if self.result is None else self.result.finish_reasons[0]
+
+
+class _Choice:
+    """One choice: what it has that no piece has brought yet."""
+
+    def __init__(self, index: int, stops: tuple[str, ...], opening: Piece):
+        self.handle: Handle
+        self.held = HeldText(stops)
+        self.piece = Piece(index, list(opening.segments), list(opening.tokens))
+        self.offset = len(self.piece.text)  # characters so far
+        self.ended = False
+        self.last_time: float | None = None
+
+    def add(self, event: Event) -> None:
+        """Adds one token."""
+        self.piece.tokens.append(Token(event.token, self.offset, event.logprob, event.top_logprobs))
+        self.offset += len(event.text)
+        self.piece.segments += self.held.push(event.text, event.origin, event.finish_reason)
+
+    def take(self) -> Piece:
+        """What is new since the last call."""
+        piece, self.piece = self.piece, Piece(self.piece.index)
+        return piece
+
+
+class Answer:
+    """A request in the engine. :meth:`start` makes it; use it in one event loop."""
+
+    def __init__(self, service: Service, work: Work):
+        self.work, self._service, self._mailbox = work, service, Mailbox()
+        self._choices: list[_Choice] = []
+        self.results: list[Result | None] = [None] * work.choices
+        self._cut_off: RefusedError | None = None
+        self._began = time.perf_counter()
+
+    def start(self) -> None:
+        """Gives all choices to the engine. This may read the prompts' log-probabilities first, so it may block.
+
+        Raises:
+          RefusedError: the engine refuses the request. Then no choice of it is left in the engine.
+        """
+        try:
+            openings = [self._opening(row) for row in range(len(self.work.prompts))]
+            for index in range(self.work.choices):
+                if self._cut_off:
+                    raise self._cut_off
+                row = index // self.work.n
+                choice = _Choice(index, self.work.stops, openings[row])
+                choice.handle = self._service.engine.submit(
+                    self.work.prompts[row], listener=partial(self._tell, index), cache_salt=self.work.salt,
+                    seed=self.work.seed + index, **self.work.options,
+                )  # fmt: skip
+                self._choices.append(choice)
+                choice.handle.when_done(partial(self._done, index))
+        except Exception as error:
+            self.abort()
+            raise as_refusal(error) from error
+
+    def abort(self, why: RefusedError | None = None) -> None:
+        """Ends the request in the engine. ``why`` is what the client is told, if it still listens."""
+        self._cut_off = self._cut_off or why
+        for choice in self._choices:
+            choice.handle.abort()
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What is new, as often as there is something new: at most one piece of each choice at a time.
+
+        A piece without text is held back, unless it is a choice's last.
+
+        Raises:
+          RefusedError: the engine can't go on with the request.
+        """
+        left = len(self._choices)
+        opened = [choice.take() for choice in self._choices if choice.piece.segments]
+        if opened:
+            yield opened
+        while left:
+            touched: dict[int, _Choice] = {}
+            for index, event, moment in await self._mailbox.take():
+                touched[index] = choice = self._choices[index]
+                if event is not None:
+                    self._observe(choice, moment)
+                    choice.add(event)
+                else:
+                    choice.ended = True
+                    choice.piece.result = self.results[index] = self._result(choice)
+            pieces = [choice.take() for choice in touched.values() if choice.piece.segments or choice.ended]
+            left -= sum(piece.result is not None for piece in pieces)
+            if pieces:
+                yield pieces
+
+    def usage(self) -> dict[str, Any]:
+        """The counts of tokens, in the form of OpenAI's interface. A prompt counts once for all its choices."""
+        firsts = self._choices[:: self.work.n]
+        done = [result for result in self.results if result is not None]
+        prompt, new = sum(map(len, self.work.prompts)), sum(len(result.tokens[0]) for result in done)
+        accepted = sum(result.metrics[0].num_accepted_tokens for result in done)
+        drafted = sum(result.metrics[0].num_draft_tokens for result in done)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.handle.cached_tokens for choice in firsts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
+            },
+        }  # fmt: skip
+
+    def _tell(self, index: int, event: Event) -> None:
+        """Called by the engine's thread: one more token."""
+        self._service.bridge.put(self._mailbox, (index, event, time.perf_counter()))
+
+    def _done(self, index: int, handle: Handle) -> None:
+        """Called by the engine's thread: a choice has ended."""
+        self._service.bridge.put(self._mailbox, (index, None, time.perf_counter()))
+
+    def _observe(self, choice: _Choice, moment: float) -> None:
+        """Measures the time of a token."""
+        times = self._service.times
+        if choice.last_time is None:
+            times.first_token.observe(moment - self._began)
+        else:
+            times.between_tokens.observe(moment - choice.last_time)
+        choice.last_time = moment
+
+    def _result(self, choice: _Choice) -> Result:
+        """The result of a choice that has ended. Raises RefusedError if it did not end by itself."""
+        try:
+            result = choice.handle.result()
+        except Exception as error:
+            raise as_refusal(error) from error
+        if result.finish_reasons[0] == "abort":
+            raise self._cut_off or RefusedError(503, "the server is shutting down", code="shutting_down")
+        self._service.times.whole.observe(time.perf_counter() - self._began)
+        self._service.times.queue.observe(result.seconds["queue"])
+        return result
+
+    def _opening(self, row: int) -> Piece:
+        """The prompt as the first piece of each of its choices if the client wants it back, else an empty piece."""
+        if self.work.echo is None:
+            return Piece(0)
+        prompt, text = self.work.prompts[row], self.work.echo[row]
+        if self.work.logprobs is None:
+            return Piece(0, [(text, "prompt")])
+        known = score(self._service.engine, prompt, self.work.logprobs)
+        scored: list[tuple[Any, Any]] = [(None, None), *known]
+        offsets = _offsets(self._service.tokenizer, prompt, text)
+        tokens = [Token(*entry, *best) for entry, best in zip(zip(prompt, offsets, strict=True), scored, strict=True)]
+        return Piece(0, [(text, "prompt")], tokens)
+
+
+def _offsets(tokenizer: Any, prompt: list[int], text: str) -> list[int]:
+    """The place in the prompt's text at which each token begins."""
+    stream, found, place = TextStream(tokenizer), [], 0
+    for token in prompt:
+        found.append(min(place, len(text)))
+        piece = stream.push(token)
+        name = tokenizer.token_str(token)
+        if not piece and not tokenizer.prints(token) and text.startswith(name, place):
+            piece = name  # a special token that the client wrote out
+        place += len(piece)
+    return found
+
+
+def record(results: list[Result], seed: int) -> dict[str, Any]:
+    """What speculation did: the field ``specjax`` of responses and last chunks."""
+    metrics = [result.metrics[0] for result in results]
+    accepted, steps = sum(m.num_accepted_tokens for m in metrics), sum(m.num_spec_steps for m in metrics)
+    return {
+        "rounds": sum(m.num_steps for m in metrics),
+        "drafted": sum(m.num_draft_tokens for m in metrics),
+        "accepted": accepted,
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "seed": seed,
+    }

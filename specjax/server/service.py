@@ -1,0 +1,128 @@
+"""The engine behind the server, and the stages of its life: loading, ready, draining, broken."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specjax.engine.engine import Engine
+from specjax.engine.scoring import score
+from specjax.engine.stats import Stats
+from specjax.report import progress
+from specjax.server.bridge import Bridge
+from specjax.server.errors import RefusedError
+from specjax.server.metrics import Times
+from specjax.server.token_text import TokenText
+
+if TYPE_CHECKING:
+    from specjax.server.answer import Answer
+
+
+class Service:
+    """What all requests share.
+
+    Args:
+      make: makes the engine, in a thread of its own. It may take minutes: the server says "loading" meanwhile.
+      names: the names by which clients ask for the model. The first one stands in all answers.
+      keys: the keys that let clients in. None: everybody is let in.
+    """
+
+    def __init__(self, make: Callable[[], Engine], names: Sequence[str], keys: Sequence[str] = ()):
+        self.names, self.times = list(names), Times()
+        self.bridge: Bridge
+        self.token_text: TokenText
+        self.before = Stats()  # what the engine had done before the first request
+        self.draining = False
+        self.failure: BaseException | None = None  # why the engine could not be made
+        self.began = int(time.time())
+        self.running = 0  # requests that are being answered
+        self.answers: set[Answer] = set()
+        self._make = make
+        self._engine: Engine | None = None
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    @property
+    def stage(self) -> str:
+        """ "loading", "ready", "draining" or "broken"."""
+        if self.failure is not None or (self._engine is not None and self._engine.error is not None):
+            return "broken"
+        if self.draining:
+            return "draining"
+        return "loading" if self._engine is None else "ready"
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises RefusedError while the server has none."""
+        if self._engine is None:
+            raise RefusedError(503, "the server is still loading its model", code="loading")
+        return self._engine
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises RefusedError while the server has no model."""
+        return self.engine.lm.tokenizer
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The SHA-256 digests of the keys that let clients in."""
+        return self._keys
+
+    def check_open(self) -> None:
+        """Raises RefusedError unless new requests are let in."""
+        if self.draining:
+            raise RefusedError(503, "the server is shutting down", code="shutting_down")
+        if self.stage == "broken":
+            raise RefusedError(500, "the engine does not run any more; restart the server", code="engine_broken")
+        assert self.engine
+
+    def check_model(self, name: str | None) -> None:
+        """Raises RefusedError if a client asks for another model than the server has."""
+        if name is not None and name not in self.names:
+            known = ", ".join(map(repr, self.names))
+            raise RefusedError(404, f"there is no model {name!r} here; there is {known}", "model", "model_not_found")
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Loads the engine in the background, and closes it at the end."""
+        self.bridge = Bridge(asyncio.get_running_loop())
+        loading = asyncio.create_task(self._load())
+        try:
+            yield
+        finally:
+            await loading
+            if self._engine is not None:
+                await asyncio.to_thread(self._engine.close, drain=False)
+
+    async def _load(self) -> None:
+        try:
+            engine = await asyncio.to_thread(self._made)
+        except (Exception, SystemExit) as error:
+            self.failure = error
+        else:
+            assert engine.lm.tokenizer is not None
+            self.token_text, self._engine = TokenText(engine.lm.tokenizer), engine
+
+    def _made(self) -> Engine:
+        """The engine, compiled. Called by a thread of its own."""
+        engine = self._make()
+        if engine.lm.tokenizer is None:
+            engine.close(drain=False)
+            raise ValueError("a server needs a model with a tokenizer, and this model has none")
+        with progress.waiting("compiling, or fetching compiled programs"):
+            engine.warmup()
+            score(engine, [0, 0], 0)
+        self.before = engine.stats()
+        return engine
+
+    async def drain(self, timeout: float) -> None:
+        """Lets no new request in, and waits for those that run; after ``timeout`` seconds they are cut off."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.running:
+                    await asyncio.sleep(0.02)
+        why = RefusedError(503, "the server is shutting down, and the answer took too long", code="shutting_down")
+        for answer in list(self.answers):
+            answer.abort(why)

@@ -1,0 +1,400 @@
+"""What goes wrong in the life of a server: each fault ends as it should, and nobody else notices."""
+
+import asyncio
+import dataclasses
+import json
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from served import LM, Caller, alone, client, engine, events, running
+
+from specjax.engine import programs
+from specjax.server import gate
+from specjax.server.errors import RefusedError
+
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = dict(prompt="abc", max_tokens=240, ignore_eos=True, seed=3)
+
+
+class Paced:
+    """Makes an engine whose rounds wait until the test lets them go."""
+
+    def __init__(self, **options):
+        self.engine = engine(**options)
+        self._go = threading.Semaphore(0)
+        self._dispatch = self.engine._loop._dispatch
+
+    def __call__(self):
+        def paced():
+            if not self._go.acquire(timeout=60):
+                raise TimeoutError("the test let no round go")
+            self._dispatch()
+
+        self.engine.warmup()
+        self.engine.warmup = lambda: None
+        self.engine._loop._dispatch = paced
+        return self.engine
+
+    def let(self, rounds):
+        self._go.release(rounds)
+
+    def free(self):
+        self._go.release(1 << 20)
+
+
+async def until(condition, seconds=30):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_slot_within_two_rounds(stream):
+    async def whole():
+        paced = Paced(slots=1)
+        async with running(paced) as app:
+            loop = paced.engine._loop
+            caller = Caller(app, PATH, {**LONG, "stream": stream})
+            paced.let(3)
+            await until(lambda: any(loop.running) and loop.counts.rounds >= 3)
+            caller.gone.set()
+            await caller.task
+            await until(lambda: paced.engine._commands.qsize() or not any(loop.running))
+            paced.let(2)
+            await until(lambda: not any(loop.running))
+            assert loop.counts.finished.get("abort") == 1 and app.state.service.running == 0
+            paced.free()
+            assert paced.engine.stats().free_kv_tokens == paced.engine.stats().kv_tokens
+
+    run(whole())
+
+
+def test_a_reader_that_is_slow_holds_nobody_up_and_loses_nothing():
+    async def whole():
+        async with running() as app:
+            slow = Caller(app, PATH, {**LONG, "stream": True}, reads=500)
+            await until(lambda: len(slow.sent) > 500)
+            async with client(app) as other:
+                assert (await other.post(PATH, json=LONG)).status_code == 200
+            await until(lambda: app.state.service.engine.stats().running == 0)
+            assert not slow.task.done()
+            slow.goes_on.set()
+            await slow.task
+            text = "".join(event["choices"][0]["text"] for event in events(slow.sent.decode()))
+            assert text == alone("abc", seed=3, max_new_tokens=240, ignore_eos=True).texts[0]
+
+    run(whole())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back():
+    async def whole():
+        paced = Paced(slots=1, max_waiting=2)
+        async with running(paced) as app, client(app) as one:
+            asks = [asyncio.create_task(one.post(PATH, json={**LONG, "seed": seed})) for seed in range(8)]
+            await until(lambda: sum(ask.done() for ask in asks) >= 5)
+            paced.free()
+            answers = [await ask for ask in asks]
+            refused = [answer for answer in answers if answer.status_code == 429]
+            assert len(refused) >= 5 and all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            assert refused[0].json()["error"]["code"] == "queue_full"
+            for seed, answer in enumerate(answers):
+                if answer.status_code == 200:
+                    expected = alone("abc", seed=seed, max_new_tokens=240, ignore_eos=True)
+                    assert answer.json()["choices"][0]["text"] == expected.texts[0]
+            # Of a request that is refused in part, no part is left.
+            assert (await one.post(PATH, json={**LONG, "n": 5})).status_code in (200, 429)
+            await until(lambda: paced.engine.stats().running + paced.engine.stats().waiting == 0)
+
+    run(whole())
+
+
+def test_keys_are_asked_for_and_keep_caches_apart():
+    async def whole():
+        async with running(keys=["one", "two"]) as app, client(app) as nobody:
+            for given in (None, "Bearer wrong", "one", "Bearer", "Bearer "):
+                headers = {"authorization": given} if given else {}
+                answer = await nobody.post(PATH, json=LONG, headers=headers)
+                assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+                assert (await nobody.get("/v1/models", headers=headers)).status_code == 401
+                assert (await nobody.get("/health", headers=headers)).status_code == 200
+            prompt, cached = "the same words " * 12, []
+            for key in ("one", "two", "two"):
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await nobody.post(PATH, json=dict(prompt=prompt, max_tokens=2), headers=headers)
+                cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert cached == [0, 0, 128]
+
+    run(whole())
+
+
+BAD = [
+    (PATH, b"{", "no JSON"),
+    (PATH, b"", "JSON object"),
+    (PATH, b"[]", "body"),
+    (PATH, b'"text"', "body"),
+    (PATH, b'{"prompt": "\xff"}', None),
+    (PATH, b'{"prompt": ' + b"[" * 100_000, None),
+    (PATH, b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", None),
+    (PATH, b'{"prompt": "a", "temperature": NaN}', "temperature"),
+    (PATH, b'{"prompt": "a", "temperature": Infinity}', "temperature"),
+    (PATH, b'{"prompt": "a\\ud800"}', "surrogate"),
+    (PATH, b'{"prompt": "a", "stop": "\\ud800"}', "stop"),
+    (PATH, b'{"prompt": "a", "model": "\\ud800"}', None),
+    *(
+        (PATH, json.dumps({"prompt": "a", **given}).encode(), word)
+        for given, word in [
+            (dict(prompt=""), "at least one character"),
+            (dict(prompt=[]), "prompt"),
+            (dict(prompt=[[]]), "prompt"),
+            (dict(prompt=[1, "a"]), "prompt"),
+            (dict(prompt=[1.5]), "prompt"),
+            (dict(prompt=[10**6]), "vocabulary"),
+            (dict(prompt=[-1]), "prompt"),
+            (dict(prompt=None), "prompt"),
+            (dict(max_tokens="5"), "max_tokens"),
+            (dict(max_tokens=-1), "max_tokens"),
+            (dict(max_tokens=10**12), "max_tokens"),
+            (dict(max_tokens=300), "maximum context length"),
+            (dict(prompt="a" * 300), "maximum context length"),
+            (dict(temperature=-1), "temperature"),
+            (dict(top_p=0), "top_p"),
+            (dict(n=0), "n"),
+            (dict(n=1000), "n"),
+            (dict(prompt=["a"] * 200, n=2), "n"),
+            (dict(stop=[""]), "stop"),
+            (dict(stop=["a"] * 99), "stop"),
+            (dict(seed=-1), "seed"),
+            (dict(seed=1 << 64), "seed"),
+            (dict(logprobs=99), "log-probabilities"),
+            (dict(logit_bias={"x": 1}), "logit_bias"),
+            (dict(logit_bias={"99999": 1}), "logit_bias"),
+            (dict(logit_bias={str(i): 1 for i in range(2000)}), "logit_bias"),
+            (dict(stop_token_ids=[10**6]), "eos_token_id"),
+            (dict(min_tokens=9, max_tokens=3), "min_new_tokens"),
+            (dict(stream_options={"include_usage": True}), "stream_options"),
+            (dict(suffix="b"), "suffix"),
+            (dict(best_of=3), "best_of"),
+            (dict(guided_regex="a*"), "guided_regex"),
+        ]
+    ),
+    *(
+        (CHAT, json.dumps({"messages": [{"role": "user", "content": "a"}], **given}).encode(), word)
+        for given, word in [
+            (dict(messages=[]), "messages"),
+            (dict(messages="hi"), "messages"),
+            (dict(messages=[{"content": "a"}]), "messages"),
+            (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), "text"),
+            (dict(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]), "tool_calls"),
+            (dict(messages=[{"role": "user", "content": "a" * 400}]), "maximum context length"),
+            (dict(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+            (dict(response_format={"type": "json_object"}), "response_format"),
+            (dict(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
+            (dict(top_logprobs=2), "top_logprobs"),
+            (dict(logprobs=True, top_logprobs=30), "log-probabilities"),
+            (dict(max_tokens=0), "max_tokens"),
+            (dict(echo=True), "echo"),
+            (dict(chat_template_kwargs={"messages": []}), "chat_template_kwargs"),
+        ]
+    ),
+    ("/tokenize", b"{}", "prompt"),
+    ("/detokenize", b'{"tokens": ["a"]}', "tokens"),
+]
+
+
+def test_what_can_not_be_met_is_refused_by_name():
+    async def whole():
+        async with running() as app, client(app, headers={"content-type": "application/json"}) as one:
+            for path, body, word in BAD:
+                answer = await one.post(path, content=body)
+                error = answer.json().get("error")
+                assert answer.status_code in (400, 404), (body[:99], answer.status_code, error)
+                assert set(error) == {"message", "type", "param", "code"} and error["message"]
+                assert word is None or word in error["message"] or word == error["param"], (body[:99], error)
+                if word == "maximum context length":
+                    assert error["code"] == "context_length_exceeded"
+            stats = app.state.service.engine.stats()
+            assert (stats.running, stats.waiting, app.state.service.running) == (0, 0, 0)
+            assert (await one.post(PATH, content=b'{"prompt": "a", "model": "other"}')).status_code == 404
+            assert (await one.get(PATH)).status_code == 405
+
+    run(whole())
+
+
+def test_what_changes_nothing_is_let_in():
+    harmless = dict(
+        tools=[], tool_choice="none", response_format={"type": "text"}, user="me", store=False, metadata={"a": "b"},
+        service_tier="auto", parallel_tool_calls=True, best_of=1, unheard_of=1, stop=None, seed=None, logit_bias={},
+    )  # fmt: skip
+
+    async def whole():
+        async with running() as app, client(app) as one:
+            message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+            answer = await one.post(CHAT, json=dict(messages=[message], max_tokens=4, **harmless))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["prompt_tokens"] == len("[user]a\nb[a]")
+
+    run(whole())
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(gate, "MAX_BODY", 1000)
+
+    async def parts():
+        for _ in range(50):
+            yield b" " * 100
+
+    async def whole():
+        async with running() as app, client(app) as one:
+            for content in (b" " * 1001, parts()):
+                answer = await one.post(PATH, content=content)
+                assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
+            assert (await one.post(PATH, json=dict(prompt="a"))).status_code == 200
+
+    run(whole())
+
+
+def planted(token):
+    """The model with NaN in the embedding of one token."""
+    table = np.array(LM.params["embed"])
+    table[token] = np.nan
+    return dataclasses.replace(LM, params={**LM.params, "embed": jnp.asarray(table)})
+
+
+def test_a_row_of_nan_ends_alone_with_an_error():
+    async def whole():
+        async with running(lambda: engine(planted(70))) as app, client(app) as one:
+            good = asyncio.create_task(one.post(PATH, json={**LONG, "logit_bias": {"70": -100}}))
+            bad = await one.post(PATH, json=dict(prompt=[60, 70, 61], max_tokens=20))
+            assert bad.status_code == 500 and bad.json()["error"]["code"] == "no_distribution"
+            text = (await one.post(PATH, json=dict(prompt=[60, 70, 61], max_tokens=20, stream=True))).text
+            assert events(text)[-1]["error"]["code"] == "no_distribution"
+            expected = alone("abc", planted(70), seed=3, max_new_tokens=240, ignore_eos=True, logit_bias={70: -100.0})
+            assert (await good).json()["choices"][0]["text"] == expected.texts[0]
+
+    run(whole())
+
+
+def test_an_engine_that_breaks_is_told_to_all(monkeypatch):
+    def broken(*args):
+        raise MemoryError("planted")
+
+    async def whole():
+        paced = Paced(slots=2)
+        async with running(paced) as app, client(app) as one:
+            asks = [asyncio.create_task(one.post(PATH, json={**LONG, "stream": s})) for s in (False, True)]
+            paced.let(2)
+            await until(lambda: all(paced.engine._loop.running))
+            monkeypatch.setattr(programs, "round", broken)
+            paced.free()
+            plain, stream = [await ask for ask in asks]
+            assert plain.status_code == 500 and plain.json()["error"]["code"] == "engine_broken"
+            assert stream.status_code == 200 and events(stream.text)[-1]["error"]["code"] == "engine_broken"
+            later = await one.post(PATH, json=LONG)
+            assert later.status_code == 500 and later.json()["error"]["code"] == "engine_broken"
+            health = await one.get("/health")
+            assert health.status_code == 503 and health.json() == {"status": "broken"}
+
+    run(whole())
+
+
+def test_a_server_that_loads_says_so():
+    go = threading.Event()
+
+    def slow():
+        go.wait(60)
+        return engine()
+
+    async def whole():
+        async with running(slow, ready=False) as app, client(app) as one:
+            for ask in (one.post(PATH, json=LONG), one.get("/v1/models"), one.get("/metrics"), one.post("/tokenize")):
+                answer = await ask
+                assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
+            health = await one.get("/health")
+            assert health.status_code == 503 and health.json() == {"status": "loading"}
+            assert (await one.get("/version")).status_code == 200
+            go.set()
+            await until(lambda: app.state.service.stage == "ready")
+            assert (await one.get("/health")).status_code == 200
+            assert (await one.post(PATH, json=LONG)).status_code == 200
+
+    run(whole())
+
+
+def test_a_model_without_a_tokenizer_is_refused():
+    async def whole():
+        async with running(lambda: engine(dataclasses.replace(LM, tokenizer=None))) as app:
+            assert app.state.service.stage == "broken" and "tokenizer" in str(app.state.service.failure)
+
+    run(whole())
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_draining_ends_running_answers_or_cuts_them_off_and_lets_nobody_in(patient):
+    async def whole():
+        paced = Paced()
+        async with running(paced) as app, client(app) as one:
+            service = app.state.service
+            asks = [asyncio.create_task(one.post(PATH, json={**LONG, "stream": s})) for s in (False, True)]
+            paced.let(2)
+            await until(lambda: sum(map(bool, paced.engine._loop.running)) == 2)
+            draining = asyncio.create_task(service.drain(60 if patient else 0.1))
+            await until(lambda: service.stage == "draining")
+            refused = await one.post(PATH, json=LONG)
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+            assert (await one.get("/health")).json() == {"status": "draining"}
+            assert (await one.get("/v1/models")).status_code == 200
+            if not patient:
+                await draining
+            paced.free()
+            await draining
+            plain, stream = [await ask for ask in asks]
+            if patient:
+                text = alone("abc", seed=3, max_new_tokens=240, ignore_eos=True).texts[0]
+                assert plain.json()["choices"][0]["text"] == text
+                assert "".join(event["choices"][0]["text"] for event in events(stream.text)) == text
+            else:
+                assert plain.status_code == 503 and plain.json()["error"]["code"] == "shutting_down"
+                assert events(stream.text)[-1]["error"]["code"] == "shutting_down"
+
+    run(whole())
+
+
+def test_several_samples_end_together_if_the_client_leaves():
+    async def whole():
+        async with running() as app:
+            caller = Caller(app, CHAT, dict(messages=[{"role": "user", "content": "a"}], n=12, max_tokens=230,
+                                            ignore_eos=True, stream=True))  # fmt: skip
+            await until(lambda: len(caller.sent) > 5000)
+            caller.gone.set()
+            await caller.task
+            service = app.state.service
+            await until(lambda: service.engine.stats().running + service.engine.stats().waiting == 0)
+            assert service.engine.stats().free_kv_tokens == service.engine.stats().kv_tokens
+            assert not service.answers and service.running == 0
+
+    run(whole())
+
+
+def test_an_unforeseen_error_is_a_json_error(monkeypatch):
+    def planted_error(*args):
+        raise KeyError("planted")
+
+    monkeypatch.setattr("specjax.server.completions.work", planted_error)
+
+    async def whole():
+        async with running() as app, client(app) as one:
+            answer = await one.post(PATH, json=LONG)
+            assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+            assert "planted" not in answer.text
+
+    run(whole())
+
+
+def test_an_error_with_a_lone_surrogate_can_be_sent():
+    assert b"\\ud800" in RefusedError(400, "a \ud800").response().body
