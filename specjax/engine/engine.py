@@ -15,6 +15,7 @@ from specjax.engine import sizes
 from specjax.engine.errors import EngineClosedError, QueueFullError
 from specjax.engine.handle import Handle
 from specjax.engine.loop import Loop
+from specjax.engine.pace import Pace
 from specjax.engine.programs import Limits
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
@@ -48,7 +49,8 @@ class Engine:
       capacity: the most tokens of a request, prompt included. It is cut to the model's context.
       kv_tokens: the tokens that the caches of all requests hold together. None: enough for every slot at capacity.
       exact: True: every target call has one shape. False: a round in which all drafts are short makes a narrower call,
-        so the last bits of a request's logits depend on the other requests' drafts.
+        and while drafting doesn't pay, rounds are plain steps. The law of the output is the same, but a request's
+        tokens then depend on the other requests and on the clock.
       block_width: as in :class:`specjax.Options`. None: the drafter's widest block if ``exact``.
       prefix_cache: whether requests share the cache pages of common prefixes.
       prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 128, on a CPU 64. A hit in the
@@ -99,7 +101,8 @@ class Engine:
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache)
+        pace = None if exact or self.decoder.num_speculative_tokens == 0 else Pace()
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the two fields below
         self._open, self._entered = True, 0
@@ -220,7 +223,7 @@ class Engine:
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
         fixed.pop("cache_salt")
-        self.between_rounds(partial(self._loop.compile_feeds, self._ticket([0, 0], 0, "", fixed))).result()
+        self.between_rounds(partial(self._loop.compile_others, self._ticket([0, 0], 0, "", fixed))).result()
 
     def close(self, drain: bool = True) -> None:
         """Ends the engine: its thread ends, and its caches are freed. Further calls do nothing.

@@ -6,8 +6,9 @@ Each round remembers which request had which slot, so a late result is never giv
 """
 
 import dataclasses
+import time
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,13 +17,28 @@ from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
 from specjax.engine import programs
 from specjax.engine.checks import Checks
+from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
 from specjax.engine.programs import Limits, Packed
 from specjax.engine.queue import Waiting
+from specjax.engine.silent import silenced
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket
 from specjax.generation.completion import RowRound
 from specjax.models.cache import PAGE
+
+
+class Flight(NamedTuple):
+    """A round that was started, and of which the host has not learned yet."""
+
+    # The request in each slot when the round was started.
+    tickets: list[Ticket | None]
+    # The results, on their way to the host.
+    packed: Packed
+    # Whether the round drafted.
+    drafts: bool
+    # Whether the device had something else to do before the round, or nothing, so that its time says little.
+    held_up: bool
 
 
 class Loop:
@@ -34,10 +50,14 @@ class Loop:
       chunk: the number of prompt tokens that one call reads.
       headroom: the number of slots that a request needs past its limit.
       prefix_cache: whether requests share the pages of common prefixes.
+      pace: chooses rounds that draft or plain rounds; None: every round drafts.
     """
 
-    def __init__(self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool):
+    def __init__(
+        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, pace: Pace | None = None
+    ):
         self.decoder, self.limits, self.chunk = decoder, limits, chunk
+        self.pace, self.plain = pace, silenced(decoder)
         self.headroom, self.prefix_cache = headroom, prefix_cache
         self.state: Any = programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
@@ -47,7 +67,9 @@ class Loop:
         self.running: list[Ticket | None] = [None] * limits.slots
         self.staged: Ticket | None = None  # the request whose prompt is being read
         self.staged_row: Any = None
-        self.in_flight: deque[tuple[list[Ticket | None], Packed]] = deque()
+        self.in_flight: deque[Flight] = deque()
+        self.held_up = True  # whether the device did something else since the last round was started
+        self.learned = 0.0  # when the host learned of the last round
         self.counts = Stats(accepted_per_position=[0] * decoder.num_speculative_tokens)
         self.checks = Checks.wanted()
 
@@ -67,12 +89,18 @@ class Loop:
         if dispatched:
             self._dispatch()
         while len(self.in_flight) > (1 if dispatched else 0):
-            self._learn(*self.in_flight.popleft())
+            self._learn(self.in_flight.popleft())
         if self.checks:
             self.checks.check(self)
 
-    def compile_feeds(self, ticket: Ticket) -> None:
-        """Runs the program that reads a chunk at every width, on a row of any request that owns no pages."""
+    def compile_others(self, ticket: Ticket) -> None:
+        """Runs what a first request may not need: plain rounds, and the program that reads a chunk, at every width.
+
+        Args:
+          ticket: any request. Its row owns no pages here.
+        """
+        for full in (False, True) if self.pace is not None else ():
+            self.state, _ = programs.round(self.plain, self.state, full)
         for width in self.widths:
             row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
             self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
@@ -174,6 +202,7 @@ class Loop:
 
     def _feed(self, start: int) -> None:
         """Reads the chunk of the staged row's prompt that begins at position ``start``."""
+        self.held_up = True
         width = next(width for width in self.widths if start + self.chunk <= width * PAGE)
         self.state, self.staged_row = programs.feed(
             self.decoder, self.state, self.staged_row, _numbers(start), self.chunk, width
@@ -182,17 +211,24 @@ class Loop:
     def _dispatch(self) -> None:
         """Starts one round. The results are copied to the host as soon as they are there."""
         full = any(ticket is not None and ticket.full for ticket in self.running)
-        self.state, packed = programs.round(self.decoder, self.state, full)
+        drafts = self.pace is None or self.pace.next_drafts()
+        self.state, packed = programs.round(self.decoder if drafts else self.plain, self.state, full)
         for leaf in jax.tree.leaves(packed):
             leaf.copy_to_host_async()
-        self.in_flight.append((list(self.running), packed))
+        self.in_flight.append(Flight(list(self.running), packed, drafts, self.held_up or not self.in_flight))
+        self.held_up = False
         self.counts.rounds += 1
 
-    def _learn(self, tickets: list[Ticket | None], packed: Packed) -> None:
+    def _learn(self, flight: "Flight") -> None:
         """Gives the results of a round to the requests that had the slots then and have them still."""
-        packed = jax.device_get(packed)
+        packed, began = jax.device_get(flight.packed), self.learned
+        self.learned = time.perf_counter()
+        if self.pace is not None and not flight.held_up:
+            took_part = packed.numbers[packed.numbers[:, 0] > 0, 0]
+            if len(took_part):
+                self.pace.learn(flight.drafts, self.learned - began, float(took_part.mean()))
         ended = []
-        for slot, ticket in enumerate(tickets):
+        for slot, ticket in enumerate(flight.tickets):
             if ticket is None or self.running[slot] is not ticket:
                 continue
             self._advance(ticket, _of_row(packed, slot, ticket.job.decoder.top_logprobs))
