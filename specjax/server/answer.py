@@ -1,6 +1,7 @@
 """The choices of one request while the engine works on them: text and tokens as they come, then the record."""
 
 import dataclasses
+import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -198,6 +199,9 @@ class Answer:
         if self.work.logprobs is None:
             return Piece(0, [(text, "prompt")])
         known = score(self._service.engine, prompt, self.work.logprobs)
+        if any(math.isnan(logprob) for logprob, _ in known):
+            message = "the model gives no finite logits after a token of the prompt"
+            raise RefusedError(500, message, code="no_distribution")
         scored: list[tuple[Any, Any]] = [(None, None), *known]
         offsets = _offsets(self._service.tokenizer, prompt, text)
         tokens = [Token(*entry, *best) for entry, best in zip(zip(prompt, offsets, strict=True), scored, strict=True)]

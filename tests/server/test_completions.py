@@ -1,10 +1,12 @@
 """Completions through the application: each answer is what generate gives for its seed, in every form."""
 
 import asyncio
+import itertools
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
 from served import LM, TOKENIZER, alone, client, events, running
 
 import specjax
@@ -136,6 +138,26 @@ async def test_a_stop_string_is_cut_off_wherever_it_falls(app):
             assert "".join(part["choices"][0]["text"] for part in parts) == choice["text"]
 
 
+@given(
+    text=strategies.text("ab", max_size=30),
+    stops=strategies.lists(strategies.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=strategies.lists(strategies.integers(0, 30), max_size=8),
+)
+def test_held_text_is_the_text_before_the_first_stop_string(text, stops, cuts):
+    """Tokens come one by one, and the engine ends the text with the token that completes a stop string."""
+    places = sorted({0, *(min(cut, len(text)) for cut in cuts), len(text)})
+    held, so_far, passed = HeldText(stops), "", []
+    for begin, end in itertools.pairwise(places):
+        so_far += text[begin:end]
+        stopped = any(stop in so_far for stop in stops)
+        reason = "stop" if stopped else "length" if end == len(text) else None
+        passed += held.push(text[begin:end], str(begin), reason)
+        if stopped:
+            break
+    first = min((so_far.index(stop) for stop in stops if stop in so_far), default=len(so_far))
+    assert "".join(piece for piece, _ in passed) == so_far[:first]
+
+
 def test_held_text_lets_through_what_can_be_no_stop_string():
     held = HeldText(["END", "NEVER"])
     assert held.push("a b", "plain") == [("a b", "plain")]
@@ -169,13 +191,13 @@ async def test_every_parameter_reaches_the_engine(app):
         (dict(min_tokens=25, logit_bias={"1": 9}), dict(min_new_tokens=25, logit_bias={1: 9.0})),
         (dict(ignore_eos=True, logit_bias={"1": 3}), dict(ignore_eos=True, logit_bias={1: 3.0})),
     ]
-    for given, options in cases:
-        body = dict(prompt="hello", seed=9, max_tokens=30, return_token_ids=True, **given)
+    for fields, options in cases:
+        body = dict(prompt="hello", seed=9, max_tokens=30, return_token_ids=True, **fields)
         choice = (await ask(app, **body)).json()["choices"][0]
         expected = alone("hello", seed=9, max_new_tokens=30, **options)
-        assert choice["token_ids"] == expected.tokens[0], given
+        assert choice["token_ids"] == expected.tokens[0], fields
         assert choice["finish_reason"] == expected.finish_reasons[0] and choice["prompt_token_ids"]
-        assert expected.tokens[0] != plain, given
+        assert expected.tokens[0] != plain, fields
 
 
 @asked

@@ -116,7 +116,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
 
 def test_keys_are_asked_for_and_keep_caches_apart():
     async def whole():
-        async with running(keys=["one", "two"]) as app, client(app) as nobody:
+        async with running(keys=["one", "two", "drüben"]) as app, client(app) as nobody:
             for given in (None, "Bearer wrong", "one", "Bearer", "Bearer "):
                 headers = {"authorization": given} if given else {}
                 answer = await nobody.post(PATH, json=LONG, headers=headers)
@@ -129,6 +129,8 @@ def test_keys_are_asked_for_and_keep_caches_apart():
                 answer = await nobody.post(PATH, json=dict(prompt=prompt, max_tokens=2), headers=headers)
                 cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
             assert cached == [0, 0, 128]
+            headers = {b"authorization": "Bearer drüben".encode()}
+            assert (await nobody.get("/v1/models", headers=headers)).status_code == 200
 
     run(whole())
 
@@ -274,6 +276,8 @@ def test_a_row_of_nan_ends_alone_with_an_error():
             assert bad.status_code == 500 and bad.json()["error"]["code"] == "no_distribution"
             text = (await one.post(PATH, json=dict(prompt=[60, 70, 61], max_tokens=20, stream=True))).text
             assert events(text)[-1]["error"]["code"] == "no_distribution"
+            scored = await one.post(PATH, json=dict(prompt=[60, 70, 61], max_tokens=1, echo=True, logprobs=1))
+            assert scored.status_code == 500 and scored.json()["error"]["code"] == "no_distribution"
             expected = alone("abc", planted(70), seed=3, max_new_tokens=240, ignore_eos=True, logit_bias={70: -100.0})
             assert (await good).json()["choices"][0]["text"] == expected.texts[0]
 
@@ -398,3 +402,15 @@ def test_an_unforeseen_error_is_a_json_error(monkeypatch):
 
 def test_an_error_with_a_lone_surrogate_can_be_sent():
     assert b"\\ud800" in RefusedError(400, "a \ud800").response().body
+
+
+def test_the_page_is_there_if_its_file_is(monkeypatch, tmp_path):
+    async def whole():
+        async with running(keys=["k"]) as app, client(app) as one:
+            monkeypatch.setattr("specjax.server.app.PAGE", tmp_path / "page.html")
+            assert (await one.get("/")).json()["error"]["type"] == "not_found_error"
+            (tmp_path / "page.html").write_text("<p>hello</p>")
+            page = await one.get("/")
+            assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+
+    run(whole())
