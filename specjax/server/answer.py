@@ -108,6 +108,8 @@ class Answer:
                 )  # fmt: skip
                 self._choices.append(choice)
                 choice.handle.when_done(partial(self._done, index))
+            if self._cut_off:  # while the last choice was on its way
+                raise self._cut_off
         except Exception as error:
             self.abort()
             raise as_refusal(error) from error
