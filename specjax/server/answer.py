@@ -67,9 +67,11 @@ class _Choice:
         self.ended = False
         self.last_time: float | None = None
 
-    def add(self, event: Event) -> None:
-        """Adds one token."""
-        self.piece.tokens.append(Token(event.token, self.offset, event.logprob, event.top_logprobs))
+    def add(self, event: Event, name: str) -> None:
+        """Adds one token. ``name`` is the token's own text, unless the token is a part of a character."""
+        own = name if event.text.endswith(name) else event.text  # text of earlier tokens may have been held back
+        place = self.offset + len(event.text) - len(own)
+        self.piece.tokens.append(Token(event.token, place, event.logprob, event.top_logprobs))
         self.offset += len(event.text)
         self.piece.segments += self.held.push(event.text, event.origin, event.finish_reason)
 
@@ -138,7 +140,7 @@ class Answer:
                 touched[index] = choice = self._choices[index]
                 if event is not None:
                     self._observe(choice, moment)
-                    choice.add(event)
+                    choice.add(event, self._service.token_text.name_of(event.token))
                 else:
                     choice.ended = True
                     choice.piece.result = self.results[index] = self._result(choice)

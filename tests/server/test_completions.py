@@ -174,6 +174,9 @@ def test_held_text_lets_through_what_can_be_no_stop_string():
     assert early.push("aa", "plain") == [("a", "plain")]
     assert early.push("b", "plain") == [("a", "plain"), ("b", "plain")]
     assert early.push("</s>", "plain", "stop") == [("</s>", "plain")]
+    early = HeldText(["ab", "abc"])  # here the early string is held back, and a stop token ends the text
+    assert early.push("ab", "plain") == []
+    assert early.push("", "plain", "stop") == [("ab", "plain")]
 
 
 @asked
@@ -210,6 +213,8 @@ async def test_a_prompt_that_came_before_is_found_and_salts_are_apart(app):
         answer = (await ask(app, prompt=prompt, max_tokens=2, cache_salt=salt)).json()
         found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert found == [0, 128, 0]
+    several = (await ask(app, prompt="another long prompt " * 8, max_tokens=2, n=3)).json()
+    assert several["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "a prompt counts once for its choices"
 
 
 @asked

@@ -107,9 +107,20 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
                 if answer.status_code == 200:
                     expected = alone("abc", seed=seed, max_new_tokens=240, ignore_eos=True)
                     assert answer.json()["choices"][0]["text"] == expected.texts[0]
-            # Of a request that is refused in part, no part is left.
-            assert (await one.post(PATH, json={**LONG, "n": 5})).status_code in (200, 429)
-            await until(lambda: paced.engine.stats().running + paced.engine.stats().waiting == 0)
+
+    run(whole())
+
+
+def test_of_a_request_that_the_queue_refuses_in_part_no_part_is_left():
+    async def whole():
+        paced = Paced(slots=1, max_waiting=2)
+        async with running(paced) as app, client(app) as one:
+            assert (await one.post(PATH, json={**LONG, "n": 8})).status_code == 429
+            paced.let(3)
+            loop = paced.engine._loop
+            await until(lambda: not (any(loop.running) or loop.waiting or paced.engine._commands.qsize()))
+            assert loop.counts.finished.get("abort", 0) > 1
+            paced.free()
 
     run(whole())
 
