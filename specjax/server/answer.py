@@ -95,7 +95,7 @@ class Answer:
         """Gives all choices to the engine. This may read the prompts' log-probabilities first, so it may block.
 
         Raises:
-          RefusedError: the engine refuses the request. Then no choice of it is left in the engine.
+          RefusedError: the engine refuses the request. Some choices may be in the engine: call :meth:`abort`.
         """
         try:
             openings = [self._opening(row) for row in range(len(self.work.prompts))]
@@ -113,7 +113,6 @@ class Answer:
             if self._cut_off:  # while the last choice was on its way
                 raise self._cut_off
         except Exception as error:
-            self.abort()
             raise as_refusal(error) from error
 
     def abort(self, why: RefusedError | None = None) -> None:

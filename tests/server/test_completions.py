@@ -70,6 +70,8 @@ async def test_a_stream_adds_up_to_the_whole_answer(app):
         assert "".join(part["text"] for part in own) == choice["text"]
         assert [part["finish_reason"] for part in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
         assert own[-1]["text"] == ""
+        seeds = [part["specjax"]["seed"] for part in parts if part["choices"][0] == own[-1]]
+        assert seeds == [5 + choice["index"]]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert sum((part["logprobs"][name] for part in own[:-1]), []) == choice["logprobs"][name]
         assert sum((part["token_ids"] for part in own[:-1]), []) == choice["token_ids"]
