@@ -58,7 +58,8 @@ def create(service: Service) -> FastAPI:
 _errors: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503)
 }
-_streams = {**_errors, 200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_event = {"type": "object", "properties": {"data": {"type": "string"}}}
+_streams = {**_errors, 200: {"content": {"text/event-stream": {"schema": _event}}}}
 _generating, _others = APIRouter(prefix="/v1"), APIRouter()
 
 
