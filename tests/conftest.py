@@ -38,6 +38,7 @@ def programs_are_forgotten_in_time():
 
     if _MAPS.exists() and len(_MAPS.read_text().splitlines()) > 15_000:
         jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

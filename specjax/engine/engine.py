@@ -17,6 +17,7 @@ from specjax.engine.handle import Handle
 from specjax.engine.loop import Loop
 from specjax.engine.pace import Pace
 from specjax.engine.programs import Limits
+from specjax.engine.silent import can_be_silent
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
 from specjax.generation.options import Options, asked
@@ -101,7 +102,7 @@ class Engine:
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
-        pace = None if exact or self.decoder.num_speculative_tokens == 0 else Pace()
+        pace = Pace() if not exact and can_be_silent(self.decoder) else None
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the two fields below

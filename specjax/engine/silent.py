@@ -44,6 +44,12 @@ class Silent:
 jax.tree_util.register_dataclass(Silent, data_fields=["inner"], meta_fields=[])
 
 
+def can_be_silent(decoder: Decoder) -> bool:
+    """Whether the drafter can leave out rounds. It drafts chains, and learns from the answers to a chain alone."""
+    plan, size = decoder.plan, decoder.num_speculative_tokens
+    return size > 0 and not plan.trees and plan.block == size + 1
+
+
 def silenced(decoder: Decoder) -> Decoder:
     """The decoder whose rounds are plain steps on the same state: one token a row, from a call of one token."""
     return dataclasses.replace(decoder, drafter=Silent(decoder.drafter), block_width=1)

@@ -102,10 +102,11 @@ def check_same_as_plain(trial: Trial, greedy: bool = True) -> set[int]:
     limits = [i % (trial.new_tokens + 1) for i in range(len(longest))]
     places: set[int] = set()
     waits = [setting.get("min_new_tokens", 0) for setting in SETTINGS.values() for _ in range(trial.rows)]
+    waiting = np.flatnonzero(waits)  # the rows whose text is not just cut at a stop token: the token may be forbidden
     for stop in [None, *range(trial.target.config.vocab_size)]:
         if stop is not None:
             changes["eos_token_id"] = stop
-        stopped = plain.sequences(plain.run(**changes))
+        stopped = dict(zip(waiting, plain.sequences(plain.run(waiting, **changes)), strict=True))
         least = [min(pair) for pair in zip(waits, limits, strict=True)]
         state = trial.run(**changes, max_new_tokens=limits, min_new_tokens=least)
         for i, got in enumerate(trial.sequences(state)):

@@ -26,13 +26,13 @@ HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()
 # By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of
-# the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow).
-CORE = {(d, "rejection") for d in ("prompt lookup", "noisy twin", "greedy twin")}
-CORE |= {("noisy twin", v) for v in VERIFIERS} | {("prompt lookup", "coupled"), ("tree", "rejection")}
+# the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow). Trees with
+# replacement have their law by default in test_trees.py, where it costs little.
+CORE = {("prompt lookup", "rejection"), ("tree", "rejection")} | {("noisy twin", v) for v in VERIFIERS}
 SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
-OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy", "tree, replaced")
+OWN_ARGUMENT = ("greedy twin", "early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
 OWN_ARGUMENT += ("one model twice in one tree",)
-LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
+LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT} | {("prompt lookup", "coupled")}
 
 
 def pairs(default):
@@ -117,7 +117,7 @@ def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
 
 
-@pytest.mark.parametrize("drafter", slow_unless({*SEEN, *OWN_ARGUMENT}, DRAFTERS))
+@pytest.mark.parametrize("drafter", slow_unless({*SEEN, *OWN_ARGUMENT, "tree, replaced"}, DRAFTERS))
 def test_proposals_are_well_formed(drafter):
     testing.check_proposal(trial(drafter, "rejection"))
 

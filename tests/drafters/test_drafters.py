@@ -319,14 +319,21 @@ def test_random_drafts_are_uniform_over_what_the_filters_leave():
     assert 0.05 < sum(m.num_accepted_tokens for m in rate) / sum(m.num_draft_tokens for m in rate) < 0.2  # 1/8
 
 
-@pytest.mark.parametrize("chunk", [7, 90, 10_000])
-def test_a_draft_reads_a_prompt_in_chunks_of_any_size(chunk):
+def tree_model(lm, prefill_chunk):
+    return TreeModel(lm, (2, 1, 1), prefill_chunk=prefill_chunk)
+
+
+@pytest.mark.parametrize("chunk, make", [
+    (7, DraftModel), (90, DraftModel), (10_000, DraftModel), (90, tree_model),
+    *(pytest.param(chunk, tree_model, marks=pytest.mark.slow) for chunk in (7, 10_000)),
+])  # fmt: skip
+def test_a_draft_reads_a_prompt_in_chunks_of_any_size(chunk, make):
     """The last chunk starts early, where the cache ends: nothing is fed past it, and nothing is left out."""
     lm = tiny_lm(0, num_hidden_layers=1)
     prompts = [[i % 50 for i in range(size)] for size in (100, 3, 63)]
     options = dict(num_speculative_tokens=3, max_new_tokens=9, temperature=1.0)
-    for make in (DraftModel, lambda lm, prefill_chunk: TreeModel(lm, (2, 1, 1), prefill_chunk=prefill_chunk)):
-        drafter = make(noisy_twin(lm, 0.1), prefill_chunk=chunk)
-        whole = specjax.generate(lm, prompts, drafter=make(noisy_twin(lm, 0.1), prefill_chunk=128), **options)
-        out = specjax.generate(lm, prompts, drafter=drafter, **options)
-        assert out.tokens == whole.tokens and out.metrics == whole.metrics
+    twin = noisy_twin(lm, 0.1)
+    whole, out = (
+        specjax.generate(lm, prompts, drafter=make(twin, prefill_chunk=size), **options) for size in (128, chunk)
+    )
+    assert out.tokens == whole.tokens and out.metrics == whole.metrics

@@ -1,4 +1,4 @@
-"""Token trees: their shape, their verdicts against exact laws, and rounds on a random two-layer GQA model.
+"""Token trees: their shape, their verdicts against exact laws, and rounds on a random GQA model.
 
 The conformance table runs tree drafters through every law of decoding; here is what it can't see.
 """
@@ -23,7 +23,7 @@ from specjax.models import cache as kv
 from specjax.models.quantized import dequantize
 from specjax.verify import VERIFIERS, Coupled, Rejection
 
-LM = testing.tiny_lm(0, max_position_embeddings=64)
+LM = testing.tiny_lm(0, max_position_embeddings=64, num_hidden_layers=1)
 TWIN = testing.noisy_twin(LM, 0.05)
 TREE = TreeModel(TWIN, (3, 2, 1))
 PROMPTS = [[5], [3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 7, 11, 6, 40, 41, 4, 8]]
@@ -199,8 +199,10 @@ def read_anew(lm, tokens, lengths):
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     """Siblings lie between the accepted entries until these are moved together."""
-    lm = dataclasses.replace(LM, kv_dtype=kv_dtype)
-    job = prepare(lm, PROMPTS, drafter=TREE, **SAMPLED)
+    two_layers = testing.tiny_lm(0)
+    drafter = TreeModel(testing.noisy_twin(two_layers, 0.05), (3, 2, 1))
+    lm = dataclasses.replace(two_layers, kv_dtype=kv_dtype)
+    job = prepare(lm, PROMPTS, drafter=drafter, **SAMPLED)
     state, moved = job.start(), 0
     for _ in range(10):
         state, info = job.decoder.round(state)

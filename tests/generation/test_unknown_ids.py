@@ -19,7 +19,7 @@ def tokenizer(ids=KNOWN) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")))
 
 
-LM = dataclasses.replace(testing.tiny_lm(0, std=0.7, vocab_size=VOCAB), tokenizer=tokenizer())
+LM = dataclasses.replace(testing.tiny_lm(0, std=0.7, vocab_size=VOCAB, num_hidden_layers=1), tokenizer=tokenizer())
 BARE = dataclasses.replace(LM, tokenizer=None)
 TWIN = testing.noisy_twin(BARE, 0.2)
 DRAFTERS = {
@@ -29,7 +29,7 @@ DRAFTERS = {
     "noisy twin": DraftModel(TWIN, prefill_chunk=4),
     "tree": TreeModel(TWIN, (2, 2, 1), prefill_chunk=4),
     "cascade": Cascade(PromptLookup(prompt_lookup_min=1), TWIN, 2, prefill_chunk=4),
-    "early exit": LayerSkip(exit_layer=1),
+    "skipped sublayer": LayerSkip(skip_mlp=(0,)),
     "jacobi": Jacobi(),
     "lookahead": Lookahead(window=2, guesses=2, slots=6),
     "random": RandomDraft(),

@@ -190,7 +190,7 @@ def test_a_model_and_its_gradient_are_the_same_with_the_kernel(small):
         assert np.linalg.norm(numbers(a) - numbers(b)) <= 0.1 * np.linalg.norm(numbers(a))
 
 
-@pytest.mark.parametrize("drafter", [LayerSkip(exit_layer=2), None])
+@pytest.mark.parametrize("drafter", [pytest.param(LayerSkip(exit_layer=2), marks=pytest.mark.slow), None])
 def test_with_the_kernel_a_model_accepts_its_own_drafts(small, drafter):
     """Its own chain, and rows that leave at different lengths; whatever rounding differs between block widths."""
     prompts = [[1, 2, 3, 4, 5], [7, 8]]
