@@ -268,6 +268,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
                 answer = await one.post(PATH, content=content)
                 assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
             assert (await one.post(PATH, json=dict(prompt="a"))).status_code == 200
+            announced = Caller(app, PATH, dict(prompt="a"), headers=[(b"content-length", b"1001")])
+            await announced.task  # refused for what the header says
+            assert announced.status == 413
 
     run(whole())
 
