@@ -16,6 +16,10 @@ class Commands:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
+    def __len__(self) -> int:
+        """How many calls have come and are not made yet."""
+        return self._calls.qsize()
+
     def put(self, call: Callable[[], object]) -> None:
         """One more call. Nobody waits for it."""
         self._calls.put(call)

@@ -65,7 +65,7 @@ def test_a_client_that_goes_away_frees_its_slot_within_two_rounds(stream):
             await until(lambda: any(loop.running) and loop.counts.rounds >= 3)
             caller.gone.set()
             await caller.task
-            await until(lambda: paced.engine._commands.qsize() or not any(loop.running))
+            await until(lambda: len(paced.engine._commands) or not any(loop.running))
             paced.let(2)
             await until(lambda: not any(loop.running))
             assert loop.counts.finished.get("abort") == 1 and app.state.service.running == 0
@@ -118,7 +118,7 @@ def test_of_a_request_that_the_queue_refuses_in_part_no_part_is_left():
             assert (await one.post(PATH, json={**LONG, "n": 8})).status_code == 429
             paced.let(3)
             loop = paced.engine._loop
-            await until(lambda: not (any(loop.running) or loop.waiting or paced.engine._commands.qsize()))
+            await until(lambda: not (any(loop.running) or loop.waiting or len(paced.engine._commands)))
             assert loop.counts.finished.get("abort", 0) > 1
             paced.free()
 
