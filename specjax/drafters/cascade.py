@@ -93,7 +93,9 @@ class Cascade(FixedWidth):
         self, target: Model, own: CascadeState, state: DecodeState, starts: jax.Array, out: Output
     ) -> CascadeState:
         del target
-        return own._replace(cache=read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
+        taps = self._decoder.plan.taps
+        read = read_along(self.lm, own.cache, state, starts, out.hidden.shape[1], taps)
+        return CascadeState(read.cache, self.inner.follow(self.lm, own.inner, state, starts, read))
 
     def propose(
         self, target: Model, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
