@@ -6,6 +6,7 @@ python scripts/serve.py
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
@@ -36,6 +37,8 @@ def _parser() -> Parser:
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
     add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
         "text only if the same requests run beside it")  # fmt: skip
+    add("--compare-plain", action="store_true", help="also serve NAME:plain, the model without drafts, for the page at "
+        "/ to compare with; it shares the weights and has caches of its own")  # fmt: skip
     add("--host", default=LOCAL[0], help="the address to listen at; 0.0.0.0 is every one (%(default)s)")
     add("--port", type=int, default=8000, help="the port to listen at; 0 is a free one (%(default)s)")
     add("--api-key", action="append", default=[], metavar="KEY", help="a key that lets clients in; may be repeated. "
@@ -96,6 +99,14 @@ def engine(args: argparse.Namespace) -> specjax.Engine:
         )  # fmt: skip
 
 
+def plain(args: argparse.Namespace, engine: specjax.Engine) -> specjax.Engine:
+    """An engine of the same weights and sizes that drafts nothing."""
+    return specjax.Engine(
+        engine.lm, None, slots=engine.limits.slots, capacity=engine.capacity, kv_tokens=args.kv_tokens,
+        exact=not args.fast, max_waiting=args.max_waiting,
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> None:
     """Serves until a signal ends the server."""
     from specjax.server.lifetime import serve  # imported here, so that a missing extra is told in one sentence
@@ -105,7 +116,8 @@ def run(args: argparse.Namespace) -> None:
     if args.host not in LOCAL and not args.keys:
         progress.say("note: no --api-key: whoever reaches this machine can use the model", sys.stderr)
     progress.say(f"loading {args.model}, drafter {args.drafter}", sys.stderr)
-    service = Service(lambda: engine(args), args.served_model_name or [args.model], args.keys)
+    names, other = args.served_model_name or [args.model], partial(plain, args) if args.compare_plain else None
+    service = Service(partial(engine, args), names, args.keys, other)
     serve(service, args.host, args.port, args.shutdown_timeout)
 
 

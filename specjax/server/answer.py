@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from specjax.engine.engine import Engine
 from specjax.engine.handle import Handle
 from specjax.engine.scoring import score
 from specjax.generation.result import Event, Result
@@ -84,8 +85,8 @@ class _Choice:
 class Answer:
     """A request in the engine. :meth:`start` makes it; use it in one event loop."""
 
-    def __init__(self, service: Service, work: Work):
-        self.work, self._service, self._mailbox = work, service, Mailbox()
+    def __init__(self, service: Service, engine: Engine, work: Work):
+        self.work, self._service, self._engine, self._mailbox = work, service, engine, Mailbox()
         self._choices: list[_Choice] = []
         self.results: list[Result | None] = [None] * work.choices
         self._cut_off: RefusedError | None = None
@@ -104,7 +105,7 @@ class Answer:
                     raise self._cut_off
                 row = index // self.work.n
                 choice = _Choice(index, self.work.stops, openings[row])
-                choice.handle = self._service.engine.submit(
+                choice.handle = self._engine.submit(
                     self.work.prompts[row], listener=partial(self._tell, index), cache_salt=self.work.salt,
                     seed=self.work.seed + index, **self.work.options,
                 )  # fmt: skip
@@ -201,7 +202,7 @@ class Answer:
         prompt, text = self.work.prompts[row], self.work.echo[row]
         if self.work.logprobs is None:
             return Piece(0, [(text, "prompt")])
-        known = score(self._service.engine, prompt, self.work.logprobs)
+        known = score(self._engine, prompt, self.work.logprobs)
         if any(math.isnan(logprob) for logprob, _ in known):
             message = "the model gives no finite logits after a token of the prompt"
             raise RefusedError(500, message, code="no_distribution")

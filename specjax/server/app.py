@@ -2,16 +2,15 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 import specjax
-from specjax.server import chat, completions, metrics
+from specjax.server import chat, completions, metrics, page
 from specjax.server.answer import Answer
 from specjax.server.chat import Chat
 from specjax.server.completions import Completions
@@ -20,8 +19,6 @@ from specjax.server.gate import Gate
 from specjax.server.parameters import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specjax.server.respond import json_response, respond
 from specjax.server.service import Service
-
-PAGE = Path(__file__).parent / "page.html"
 
 
 class ErrorBody(BaseModel):
@@ -66,19 +63,19 @@ _generating, _others = APIRouter(prefix="/v1"), APIRouter()
 @_generating.post("/completions", responses=_streams)
 async def complete(request: Request, body: CompletionRequest, service: Served) -> Any:
     """Continues one or several texts."""
-    service.check_model(body.model)
-    work = await run_in_threadpool(completions.work, service.engine, body, request.state.salt)
-    shape = Completions(body, work, service.names[0], service.token_text)
-    return await respond(request, service, Answer(service, work), shape, bool(body.stream))
+    name, engine = service.model(body.model)
+    work = await run_in_threadpool(completions.work, engine, body, request.state.salt)
+    shape = Completions(body, work, name, service.token_text)
+    return await respond(request, service, Answer(service, engine, work), shape, bool(body.stream))
 
 
 @_generating.post("/chat/completions", responses=_streams)
 async def complete_chat(request: Request, body: ChatRequest, service: Served) -> Any:
     """Writes the next message of a conversation."""
-    service.check_model(body.model)
-    work = await run_in_threadpool(chat.work, service.engine, body, request.state.salt)
-    shape = Chat(body, work, service.names[0], service.token_text)
-    return await respond(request, service, Answer(service, work), shape, bool(body.stream))
+    name, engine = service.model(body.model)
+    work = await run_in_threadpool(chat.work, engine, body, request.state.salt)
+    shape = Chat(body, work, name, service.token_text)
+    return await respond(request, service, Answer(service, engine, work), shape, bool(body.stream))
 
 
 @_generating.get("/models", responses=_errors)
@@ -144,11 +141,9 @@ async def version() -> Any:
 
 
 @_others.get("/", include_in_schema=False)
-async def page() -> Any:
+def page_for_people() -> Any:
     """The page for people."""
-    if not PAGE.is_file():
-        raise RefusedError(404, "there is no page here; the paths are in /openapi.json")
-    return FileResponse(PAGE, media_type="text/html")
+    return page.response()
 
 
 def _refusing(call: Any) -> Any:

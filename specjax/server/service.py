@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specjax.engine.engine import Engine
@@ -19,6 +20,8 @@ from specjax.server.token_text import TokenText
 if TYPE_CHECKING:
     from specjax.server.answer import Answer
 
+PLAIN = ":plain"  # what the name of the engine without drafts ends in
+
 
 class Service:
     """What all requests share.
@@ -27,10 +30,19 @@ class Service:
       make: makes the engine, in a thread of its own. It may take minutes: the server says "loading" meanwhile.
       names: the names by which clients ask for the model. The first one stands in all answers.
       keys: the keys that let clients in. None: everybody is let in.
+      make_plain: makes a second engine from the first one, which decodes without drafts. It is the model of the first
+        name with ":plain" behind it, so that people can compare. None: there is no such model.
     """
 
-    def __init__(self, make: Callable[[], Engine], names: Sequence[str], keys: Sequence[str] = ()):
-        self.names, self.times = list(names), Times()
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        names: Sequence[str],
+        keys: Sequence[str] = (),
+        make_plain: Callable[[Engine], Engine] | None = None,
+    ):
+        self._plain_name = names[0] + PLAIN if make_plain else None
+        self.names, self.times = [*names, *([self._plain_name] if self._plain_name else [])], Times()
         self.bridge: Bridge
         self.token_text: TokenText
         self.before = Stats()  # what the engine had done before the first request
@@ -39,25 +51,26 @@ class Service:
         self.began = int(time.time())
         self.running = 0  # requests that are being answered
         self.answers: set[Answer] = set()
-        self._make = make
-        self._engine: Engine | None = None
+        self._make, self._make_plain = make, make_plain
+        self._engines: list[Engine] = []  # the engine; then the plain one, if there is one
+        self._loaded = False
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     @property
     def stage(self) -> str:
         """ "loading", "ready", "draining" or "broken"."""
-        if self.failure is not None or (self._engine is not None and self._engine.error is not None):
+        if self.failure is not None or any(engine.error is not None for engine in self._engines):
             return "broken"
         if self.draining:
             return "draining"
-        return "loading" if self._engine is None else "ready"
+        return "ready" if self._loaded else "loading"
 
     @property
     def engine(self) -> Engine:
         """The engine. Raises RefusedError while the server has none."""
-        if self._engine is None:
+        if not self._loaded:
             raise RefusedError(503, "the server is still loading its model", code="loading")
-        return self._engine
+        return self._engines[0]
 
     @property
     def tokenizer(self) -> Any:
@@ -83,6 +96,14 @@ class Service:
             known = ", ".join(map(repr, self.names))
             raise RefusedError(404, f"there is no model {name!r} here; there is {known}", "model", "model_not_found")
 
+    def model(self, name: str | None) -> tuple[str, Engine]:
+        """The model that a client asks for: its name in answers, and its engine. Raises as :meth:`check_model`."""
+        self.check_model(name)
+        first = self.engine
+        if name is None or name != self._plain_name:
+            return self.names[0], first
+        return name, self._engines[1]
+
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Loads the engine in the background, and closes it at the end."""
@@ -92,28 +113,31 @@ class Service:
             yield
         finally:
             await loading
-            if self._engine is not None:
-                await asyncio.to_thread(self._engine.close, drain=False)
+            for engine in self._engines:
+                await asyncio.to_thread(engine.close, drain=False)
 
     async def _load(self) -> None:
         try:
-            engine = await asyncio.to_thread(self._made)
+            engine = await asyncio.to_thread(self._made, self._make)
+            if self._make_plain is not None:
+                await asyncio.to_thread(self._made, partial(self._make_plain, engine))
         except (Exception, SystemExit) as error:
             self.failure = error
         else:
             assert engine.lm.tokenizer is not None
-            self.token_text, self._engine = TokenText(engine.lm.tokenizer), engine
+            self.before = await asyncio.to_thread(engine.stats)
+            self.token_text, self._loaded = TokenText(engine.lm.tokenizer), True
 
-    def _made(self) -> Engine:
-        """The engine, compiled. Called by a thread of its own."""
-        engine = self._make()
+    def _made(self, make: Callable[[], Engine]) -> Engine:
+        """An engine, compiled. Called by a thread of its own."""
+        engine = make()
         if engine.lm.tokenizer is None:
             engine.close(drain=False)
             raise ValueError("a server needs a model with a tokenizer, and this model has none")
+        self._engines.append(engine)
         with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()
             score(engine, [0, 0], 0)
-        self.before = engine.stats()
         return engine
 
     async def drain(self, timeout: float) -> None:
