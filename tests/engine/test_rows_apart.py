@@ -1,14 +1,16 @@
-"""No drafter writes to the pages of a prompt once they are shared, neither in its first rounds nor near the end."""
+"""Rows see nothing of each other: no drafter writes to shared pages, and no draft's bits depend on a neighbour."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
 from specjax import testing
+from specjax.decode import round as rounds
 from specjax.decode import rows
 from specjax.decode.decoder import Decoder
-from specjax.drafters import Cascade, DraftModel, Eagle, TreeModel
+from specjax.drafters import Cascade, DraftModel, Eagle, PromptLookup, TreeModel
 from specjax.engine import programs
 from specjax.models import modules
 from specjax.models.cache import by_rows
@@ -55,3 +57,13 @@ def test_a_head_that_catches_up_near_the_end_leaves_earlier_entries_of_a_paged_c
     own = HEAD.resume(TARGET, state.drafter._replace(cache=marked), state)
     assert bool(own.ready[0]) and own.cache.lengths.tolist() == [108]
     assert (by_rows(own.cache.keys[0], own.cache.table)[:, :, :90] == 7).all()
+
+
+def test_no_bit_of_a_cascades_draft_depends_on_how_long_the_inner_drafts_of_other_rows_are():
+    drafter, rng = Cascade(PromptLookup(prompt_lookup_min=1), TWIN, 3), np.random.default_rng(0)
+    without_repeats, seen = rng.permutation(64)[:30].tolist(), []
+    propose = jax.jit(lambda decoder, state: rounds.propose(decoder, state)[0].probs)
+    for neighbour in (rng.permutation(64)[:30].tolist(), [1, 2, 3] * 10):
+        job = specjax.prepare(TARGET, [without_repeats, neighbour], drafter=drafter, temperature=1.0, block_width=6)
+        seen.append(np.asarray(propose(job.decoder, job.start()))[0])
+    np.testing.assert_array_equal(*seen)
