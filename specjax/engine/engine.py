@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.decode.decoder import Decoder
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import is_int, per_row
 from specjax.engine import programs
 from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
@@ -83,6 +83,8 @@ class Engine:
     ):
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
             _check_count(name, value)
+        for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
+            _check_count(name, value, low=0)
         if prefill_chunk is not None and _check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
         self.lm, self.max_waiting = lm, max_waiting
@@ -100,6 +102,7 @@ class Engine:
         headroom = self.decoder.headroom + _further_room(self.decoder, tokens)
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-_check_count("kv_tokens", kv_tokens) // PAGE)
+        self.longest = _longest(self.capacity, pages * PAGE, headroom)
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=_listed(lm, max_listed))
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache)
         self._commands, self._closing = Commands(), False
@@ -136,6 +139,8 @@ class Engine:
           QueueFullError: ``max_waiting`` requests wait already.
           EngineClosedError: the engine is closed.
         """
+        if not (listener is None or callable(listener)):
+            raise ValueError(f"listener must be a function of one event, or None, got {listener!r}")
         ticket = self._ticket(prompt, priority, cache_salt, options)
         handle = ticket.handle = Handle(ticket, self._abort, listener)
         with self._lock:
@@ -189,10 +194,9 @@ class Engine:
 
     def warmup(self) -> None:
         """Compiles all programs and runs each once. After this, no request compiles anything."""
-        fixed: dict[str, Any] = dict(max_new_tokens=2, ignore_eos=True, allow_unknown_ids=True, cache_salt="warmup")
+        fixed: dict[str, Any] = dict(max_new_tokens=1, ignore_eos=True, allow_unknown_ids=True)
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
-        fixed.pop("cache_salt")
         ticket = self._ticket([0, 0], 0, "", fixed)
         self._commands.ask(partial(self._loop.compile_feeds, ticket), self._thread)
 
@@ -228,6 +232,8 @@ class Engine:
             )
         if not is_int(priority):
             raise ValueError(f"priority must be an integer, got {priority!r}")
+        if not isinstance(salt, str):
+            raise ValueError(f"cache_salt must be a string, got {salt!r}")
         job = job_for(self.lm, prompt, asked({**self._fixed, **given}))
         if job.decoder.top_logprobs > self.max_logprobs:
             raise ValueError(
@@ -243,13 +249,12 @@ class Engine:
           ValueError: the request needs more tokens than the capacity or the pages hold.
         """
         length, limit = len(job.prompts[0]), int(job.request.limit[0])
-        room = min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
-        if not limited or job.options.max_new_tokens in (None, -1):
-            limit = min(limit, room)
-        if limit > room or length >= room:
+        if not limited or per_row("max_new_tokens", job.options.max_new_tokens, 1)[0] in (None, -1):
+            limit = min(limit, self.longest)
+        if limit > self.longest or length >= self.longest:
             raise ValueError(
                 f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "
-                f"{limit - length} new ones, but a request of this engine has at most {room} (capacity "
+                f"{max(limit - length, 1)} new ones, but a request of this engine has at most {self.longest} (capacity "
                 f"{self.capacity}, kv_tokens {self._loop.pages.count * PAGE}); shorten the prompt, or lower "
                 "max_new_tokens"
             )
@@ -301,11 +306,22 @@ def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
     done.put((index, handle))
 
 
-def _check_count(name: str, value: Any) -> int:
-    """The value, a positive integer. Raises ValueError if it is none."""
-    if not (is_int(value) and value > 0):
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+def _check_count(name: str, value: Any, low: int = 1) -> int:
+    """The value, an integer of at least ``low``. Raises ValueError if it is none."""
+    if not (is_int(value) and value >= low):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)
+
+
+def _longest(capacity: int, kv_tokens: int, headroom: int) -> int:
+    """The most tokens of a request. Raises ValueError if not even the request of ``Engine.warmup`` fits."""
+    longest = min(capacity, kv_tokens - headroom)
+    if longest < 3:
+        raise ValueError(
+            f"no request fits into capacity {capacity} and kv_tokens {kv_tokens}: a prompt of two tokens and one new "
+            f"token need room for 3 tokens, and for {headroom} more in kv_tokens; give larger numbers"
+        )
+    return longest
 
 
 def _further_room(decoder: Decoder, tokens: int) -> int:
