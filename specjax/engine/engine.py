@@ -83,6 +83,8 @@ class Engine:
     ):
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
             sizes.check_count(name, value)
+        for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
+            sizes.check_count(name, value, low=0)
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
         self.lm, self.max_waiting = lm, max_waiting
@@ -100,6 +102,7 @@ class Engine:
         headroom = self.decoder.headroom + sizes.further_room(self.decoder, tokens)
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
+        self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
         pace = Pace() if not exact and can_be_silent(self.decoder) else None
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
@@ -137,6 +140,8 @@ class Engine:
           QueueFullError: ``max_waiting`` requests wait already.
           EngineClosedError: the engine is closed.
         """
+        if not (listener is None or callable(listener)):
+            raise ValueError(f"listener must be a function of one event, or None, got {listener!r}")
         ticket = self._ticket(prompt, priority, cache_salt, options)
         handle = ticket.handle = Handle(ticket, self._abort, listener)
         with self._lock:
@@ -204,21 +209,15 @@ class Engine:
             return self._commands.post(call)
 
     @property
-    def longest(self) -> int:
-        """The most tokens of one request, prompt included."""
-        return min(self.capacity, self._loop.pages.count * PAGE - self._loop.headroom)
-
-    @property
     def error(self) -> BaseException | None:
         """The error that ended the engine's thread; None: there was none."""
         return self._error
 
     def warmup(self) -> None:
         """Compiles all programs and runs each once. After this, no request compiles anything."""
-        fixed: dict[str, Any] = dict(max_new_tokens=2, ignore_eos=True, allow_unknown_ids=True, cache_salt="warmup")
+        fixed: dict[str, Any] = dict(max_new_tokens=1, ignore_eos=True, allow_unknown_ids=True)
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
-        fixed.pop("cache_salt")
         ticket = self._ticket([0, 0], 0, "", fixed)
         self._commands.ask(partial(self._loop.compile_others, ticket), self._thread)
 
@@ -254,6 +253,8 @@ class Engine:
             )
         if not is_int(priority):
             raise ValueError(f"priority must be an integer, got {priority!r}")
+        if not isinstance(salt, str):
+            raise ValueError(f"cache_salt must be a string, got {salt!r}")
         job = job_for(self.lm, prompt, asked({**self._fixed, **given}))
         if job.decoder.top_logprobs > self.max_logprobs:
             raise ValueError(
@@ -307,5 +308,3 @@ class Engine:
 
 def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
     done.put((index, handle))
-
-

@@ -7,18 +7,29 @@ import jax
 import numpy as np
 
 from specjax.decode.decoder import Decoder
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import is_int, per_row
 from specjax.engine import programs
 from specjax.generation.job import Job
 from specjax.generation.known_ids import known_ids
 from specjax.models.lm import LM
 
 
-def check_count(name: str, value: Any) -> int:
-    """The value, a positive integer. Raises ValueError if it is none."""
-    if not (is_int(value) and value > 0):
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+def check_count(name: str, value: Any, low: int = 1) -> int:
+    """The value, an integer of at least ``low``. Raises ValueError if it is none."""
+    if not (is_int(value) and value >= low):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)
+
+
+def longest(capacity: int, kv_tokens: int, headroom: int) -> int:
+    """The most tokens of a request. Raises ValueError if not even the request of ``Engine.warmup`` fits."""
+    found = min(capacity, kv_tokens - headroom)
+    if found < 3:
+        raise ValueError(
+            f"no request fits into capacity {capacity} and kv_tokens {kv_tokens}: a prompt of two tokens and one new "
+            f"token need room for 3 tokens, and for {headroom} more in kv_tokens; give larger numbers"
+        )
+    return found
 
 
 def within(job: Job, limited: bool, longest: int, capacity: int, kv_tokens: int) -> Job:
@@ -34,13 +45,13 @@ def within(job: Job, limited: bool, longest: int, capacity: int, kv_tokens: int)
       ValueError: the request needs more than ``longest`` tokens.
     """
     length, limit = len(job.prompts[0]), int(job.request.limit[0])
-    if not limited or job.options.max_new_tokens in (None, -1):
+    if not limited or per_row("max_new_tokens", job.options.max_new_tokens, 1)[0] in (None, -1):
         limit = min(limit, longest)
     if limit > longest or length >= longest:
         raise ValueError(
             f"the request needs room for {max(limit, length + 1)} tokens, {length} of the prompt and "
-            f"{limit - length} new ones, but a request of this engine has at most {longest} (capacity {capacity}, "
-            f"kv_tokens {kv_tokens}); shorten the prompt, or lower max_new_tokens"
+            f"{max(limit - length, 1)} new ones, but a request of this engine has at most {longest} (capacity "
+            f"{capacity}, kv_tokens {kv_tokens}); shorten the prompt, or lower max_new_tokens"
         )
     limits: Any = np.array([limit], np.int32)
     return dataclasses.replace(job, request=job.request._replace(limit=limits))

@@ -10,6 +10,7 @@ import pytest
 from drafter_table import TARGET, TWIN
 
 import specjax
+from specjax import drafters
 from specjax.engine import programs
 from specjax.engine.loop import Loop
 
@@ -78,6 +79,7 @@ def test_min_new_tokens_counts_tokens(engine):
 def test_a_request_ends_exactly_at_the_capacity(engine):
     result = engine.submit(PROMPT, max_new_tokens=None, **TOKENS).result()
     assert len(result.tokens[0]) == 128 - len(PROMPT) and result.finish_reasons == ["length"]
+    assert len(engine.submit(PROMPT, max_new_tokens=[-1], **TOKENS).result().tokens[0]) == 128 - len(PROMPT)
     assert engine.submit(PROMPT, max_new_tokens=0, **TOKENS).result().finish_reasons == ["length"]
 
 
@@ -92,6 +94,9 @@ def test_a_request_ends_exactly_at_the_capacity(engine):
         (dict(tempersture=1), "temperature"),
         (dict(top_p=0), "top_p must be"),
         (dict(prompt=[9]), "outside the model's vocabulary"),
+        (dict(prompt=[0] * 128, max_new_tokens=0), "128 of the prompt and 1 new ones"),
+        (dict(cache_salt=None), "cache_salt must be a string"),
+        (dict(listener=3), "listener must be a function"),
     ],
 )
 def test_bad_requests_are_refused_at_once(engine, given, message):
@@ -109,6 +114,10 @@ def test_bad_requests_are_refused_at_once(engine, given, message):
         (dict(kv_tokens=-1), "kv_tokens"),
         (dict(drafter="best"), "drafter must be one of"),
         (dict(block_width=2), "block_width must be at least 4"),
+        (dict(max_logprobs=-1), "max_logprobs must be an integer of at least 0"),
+        (dict(max_listed=None), "max_listed"),
+        (dict(capacity=1), "no request fits into capacity 1"),
+        (dict(kv_tokens=1, drafter=drafters.TreeModel(TWIN.lm, (2, 2, 1))), "no request fits"),
     ],
 )
 def test_bad_engines_are_refused(given, message):
@@ -151,6 +160,12 @@ def test_after_warmup_nothing_compiles(engine):
     for handle in handles:
         handle.result()
     assert [getattr(programs, name)._cache_size() for name in names] == sizes
+
+
+def test_the_smallest_engine_serves_and_warms_up():
+    with specjax.Engine(TARGET, drafter="none", **{**SIZES, "capacity": 3}) as engine:
+        engine.warmup()
+        assert len(engine.submit([1], **TOKENS).result().tokens[0]) == 2
 
 
 def test_lookup_with_penalties_is_plain_decoding():
