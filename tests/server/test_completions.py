@@ -194,6 +194,7 @@ async def test_every_parameter_reaches_the_engine(app):
         (dict(repetition_penalty=1.6, temperature=0), dict(repetition_penalty=1.6, temperature=0.0)),
         (dict(logit_bias={"70": 100}), dict(logit_bias={70: 100.0})),
         (dict(stop_token_ids=[plain[9]]), dict(eos_token_id=[1, plain[9]])),
+        (dict(stop_token_ids=[3], logit_bias={"1": 9}), dict(eos_token_id=[1, 3], logit_bias={1: 9.0})),
         (dict(stop_token_ids=[plain[9]], ignore_eos=True), dict(eos_token_id=[plain[9]])),
         (dict(min_tokens=25, logit_bias={"1": 9}), dict(min_new_tokens=25, logit_bias={1: 9.0})),
         (dict(ignore_eos=True, logit_bias={"1": 3}), dict(ignore_eos=True, logit_bias={1: 3.0})),
