@@ -1,5 +1,6 @@
 """The engine: requests come and go, and each decodes exactly as if alone."""
 
+import atexit
 import dataclasses
 import queue
 import threading
@@ -40,7 +41,7 @@ class Engine:
     because every program has one fixed shape, all draws are addressed by seed and position, and requests share nothing
     but pages that are never written again.
 
-    Use it as a context manager, or call :meth:`close`.
+    Use it as a context manager, or call :meth:`close`: an engine that nobody closes lives until the process ends.
 
     Args:
       lm: the target model.
@@ -112,6 +113,7 @@ class Engine:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="specjax engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close, drain=False)  # a process must not end while a thread uses the device
 
     def submit(
         self,
@@ -236,6 +238,7 @@ class Engine:
             self._commands.put(self._no_more)
         if threading.current_thread() is not self._thread:  # a listener may close the engine
             self._thread.join()
+            atexit.unregister(self.close)
 
     def __enter__(self) -> "Engine":
         return self

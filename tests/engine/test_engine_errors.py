@@ -1,5 +1,7 @@
 """Whatever fails, every request ends, and a request's own failure is nobody else's."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -131,3 +133,17 @@ def test_a_second_close_may_abort_what_the_first_one_drains():
     gate.set()
     drains.join(), aborts.join()
     assert {handle.result().finish_reasons[0] for handle in handles} == {"abort"}
+
+
+def test_a_process_may_end_without_closing_its_engine():
+    """At the end of a process a thread that uses the device is killed in the middle, and may take the process along."""
+    code = """
+import atexit, threading
+atexit.register(lambda: print([t.name for t in threading.enumerate() if "specjax" in t.name]))
+import specjax
+from specjax.testing import tiny_lm
+engine = specjax.Engine(tiny_lm(0), drafter="none", slots=1, capacity=256, prefill_chunk=64)
+next(engine.submit([1], max_new_tokens=250, ignore_eos=True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
