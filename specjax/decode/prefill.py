@@ -14,7 +14,7 @@ from specjax.decode.types import DecodeState, History, Request
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import KVCache
-from specjax.models.model import Model
+from specjax.models.model import Model, Output
 
 if TYPE_CHECKING:
     from specjax.decode.decoder import Decoder
@@ -103,7 +103,9 @@ def start(
     return state._replace(cache=cache, active=request.prompt_lengths < request.limit)
 
 
-def read_along(lm: Model, cache: KVCache, state: DecodeState, starts: jax.Array, size: int) -> KVCache:
+def read_along(
+    lm: Model, cache: KVCache, state: DecodeState, starts: jax.Array, size: int, taps: tuple[int, ...] = ()
+) -> Output:
     """Feeds a draft model the block of each prompt that the target has just read.
 
     Args:
@@ -112,14 +114,15 @@ def read_along(lm: Model, cache: KVCache, state: DecodeState, starts: jax.Array,
       state: holds the prompts.
       starts: i32[B], the position of the block's first token in each row.
       size: the number of tokens of the block. What comes past a row's last prompt token but one is padding.
+      taps: the numbers of layers after which the hidden states are returned too.
 
     Returns:
-      The cache. Its lengths leave padding out, and never fall.
+      The draft model's answers, without logits. The cache's lengths leave padding out, and never fall.
     """
     tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1)
-    out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False)
+    out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False, taps=taps)
     read = jnp.minimum(starts + size, state.request.prompt_lengths - 1)
-    return kv.with_lengths(out.cache, jnp.maximum(read, cache.lengths))
+    return out._replace(cache=kv.with_lengths(out.cache, jnp.maximum(read, cache.lengths)))
 
 
 def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, chunk: int | None) -> KVCache:

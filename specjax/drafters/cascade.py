@@ -93,7 +93,9 @@ class Cascade(FixedWidth):
         self, target: Model, own: CascadeState, state: DecodeState, starts: jax.Array, out: Output
     ) -> CascadeState:
         del target
-        return own._replace(cache=read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
+        taps = self._decoder.plan.taps
+        read = read_along(self.lm, own.cache, state, starts, out.hidden.shape[1], taps)
+        return CascadeState(read.cache, self.inner.follow(self.lm, own.inner, state, starts, read))
 
     def propose(
         self, target: Model, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -137,8 +139,13 @@ class Cascade(FixedWidth):
 
     @property
     def _decoder(self) -> Decoder:
-        """The decoder whose target is the draft model and whose drafter is the inner drafter."""
-        return Decoder(self.lm, self.inner, GivenNoise(), self.num_speculative_tokens)
+        """The decoder whose target is the draft model and whose drafter is the inner drafter.
+
+        All its calls have one width. With several widths the last bits of a row's q would depend on how long the inner
+        drafts of other rows are.
+        """
+        block = self.inner.plan(self.lm, self.num_speculative_tokens).block
+        return Decoder(self.lm, self.inner, GivenNoise(), self.num_speculative_tokens, block_width=block)
 
     def _begin(self, own: CascadeState, state: DecodeState, keys: jax.Array, size: int) -> DecodeState:
         """The state from which the draft model decodes ``size`` = K more tokens for every active row.

@@ -59,7 +59,7 @@ class DraftModel(FixedWidth):
 
     def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
         del target
-        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
+        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
 
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -128,9 +128,10 @@ class Eagle(ChainOrTree):
             return jnp.any(_lags(own, state))
 
         def feed(own: EagleState) -> EagleState:
-            # A chunk must end inside the token buffer. Near the end the chunk starts early and makes some entries anew.
-            starts = jnp.minimum(own.cache.lengths, last - size)
-            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1)
+            # A chunk must end inside a contiguous cache. Near the end it starts early and makes some entries anew. Of a
+            # paged cache no entry may be made anew, since its page may belong to other rows too.
+            starts = own.cache.lengths if own.cache.table is not None else jnp.minimum(own.cache.lengths, last - size)
+            tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1, mode="clip")
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
             features, lags = self._features(head, out), _lags(own, state)
             return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)

@@ -61,15 +61,16 @@ class TreeModel(ChainOrTree):
 
     def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
         del target
-        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]))
+        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
 
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
         # The last K + 1 tokens are fed again in order. A round commits no more than these, so it does not matter which
-        # path the committed tokens took through the last tree.
+        # path the committed tokens took through the last tree. No tree held the prompt's tokens, so of these only the
+        # last is fed again: in an engine the pages of the others may belong to other requests too.
         recent = num_speculative_tokens + 1
-        fed = jnp.maximum(state.lengths - recent, 0)
+        fed = jnp.maximum(state.lengths - recent, state.request.prompt_lengths - 1)
         cache = catch_up(self.lm, own.cache, state, fed, self.prefill_chunk)
         held = jnp.where(state.active, state.lengths, cache.lengths)  # an idle row's cache may lag behind
         block = jnp.take_along_axis(state.tokens, fed[:, None] + span(recent), axis=1)

@@ -1,10 +1,8 @@
 """The engine: requests come and go, and each decodes exactly as if alone."""
 
-import contextlib
 import dataclasses
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -12,6 +10,7 @@ from typing import Any, TypeVar
 
 from specjax.decode.numeric import is_int
 from specjax.engine import sizes
+from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
 from specjax.engine.handle import Handle
 from specjax.engine.loop import Loop
@@ -104,8 +103,8 @@ class Engine:
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
         pace = Pace() if not exact and can_be_silent(self.decoder) else None
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the two fields below
+        self._commands, self._closing = Commands(), False
+        self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="specjax engine", daemon=True)
@@ -127,7 +126,7 @@ class Engine:
           priority: lower numbers go first; a request of one level more waits as if it had come 64 requests later.
           cache_salt: requests with different salts share no pages of the prefix cache.
           listener: gets each event in place of the handle's iterator. The engine's thread calls it and waits for it, so
-            it must return at once and raise nothing.
+            it must return at once. If it raises, the request ends, and ``result()`` raises the same error.
           **options: fields of :class:`specjax.Options`, except those that the engine fixes for all requests. If
             ``max_new_tokens`` is None, a request may run up to the engine's capacity. The default of 128 is cut to the
             capacity too.
@@ -187,11 +186,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Counts so far, and what the engine holds now."""
-        found = self._asked(self._loop.stats)
-        while self._thread.is_alive():
-            with contextlib.suppress(TimeoutError):
-                return found.result(timeout=0.1)
-        return self._loop.stats()
+        return self._commands.ask(self._loop.stats, self._thread)
 
     def between_rounds(self, call: Callable[[], Value]) -> Future[Value]:
         """Has the engine's thread make a call between two rounds: other work on the device that the engine owns.
@@ -206,7 +201,7 @@ class Engine:
         """
         with self._lock:
             self._check_open()
-            return self._asked(call)
+            return self._commands.post(call)
 
     @property
     def longest(self) -> int:
@@ -224,20 +219,24 @@ class Engine:
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
         fixed.pop("cache_salt")
-        self.between_rounds(partial(self._loop.compile_others, self._ticket([0, 0], 0, "", fixed))).result()
+        ticket = self._ticket([0, 0], 0, "", fixed)
+        self._commands.ask(partial(self._loop.compile_others, ticket), self._thread)
 
     def close(self, drain: bool = True) -> None:
-        """Ends the engine: its thread ends, and its caches are freed. Further calls do nothing.
+        """Ends the engine: its thread ends, and its caches are freed.
 
         Args:
-          drain: whether requests that were submitted before run to their end. False: they are aborted.
+          drain: whether requests that were submitted before run to their end. False: they are aborted, also if another
+            call waits for their end.
         """
         with self._lock:
             was_open, self._open = self._open, False
+        if not drain:
+            self._commands.put(self._abort_all)
         if was_open:
-            self._commands.put(_nothing if drain else self._abort_all)
-            self._commands.put(None)
-        self._thread.join()
+            self._commands.put(self._no_more)
+        if threading.current_thread() is not self._thread:  # a listener may close the engine
+            self._thread.join()
 
     def __enter__(self) -> "Engine":
         return self
@@ -273,11 +272,7 @@ class Engine:
         """Called by the engine's thread: the request joins the queue."""
         with self._lock:
             self._entered -= 1
-        if ticket.limit <= len(ticket.prompt):  # no new token is asked for
-            ticket.completion.finish_reason = "length"
-            ticket.handle.end()
-            return
-        self._loop.waiting.add(ticket, ticket.priority)
+            self._loop.add(ticket)
 
     def _abort(self, ticket: Ticket) -> None:
         self._commands.put(lambda: self._loop.abort(ticket))
@@ -290,56 +285,27 @@ class Engine:
             if ticket is not None:
                 self._loop.abort(ticket)
 
-    def _asked(self, call: Callable[[], Value]) -> Future[Value]:
-        """Has the engine's thread make a call. -> its result, some time later; never, if that thread has ended."""
-        found: Future[Value] = Future()
-        self._commands.put(lambda: _fulfil(found, call))
-        return found
+    def _no_more(self) -> None:
+        """Called by the engine's thread: no request comes after this."""
+        self._closing = True
 
     def _run(self) -> None:
         """The engine's thread."""
         try:
-            closing = False
-            while not (closing and self._loop.idle):
-                closing = self._obey(closing)
+            while not (self._closing and self._loop.idle):
+                self._commands.obey(wait=self._loop.idle and not self._closing)
                 self._loop.turn()
         except BaseException as error:  # whoever waits for a request learns of the error
             with self._lock:
                 self._error = error
             broken = EngineClosedError(f"the engine has ended by an error: {error!r}")
             broken.__cause__ = error
-            with contextlib.suppress(queue.Empty):
-                while True:  # requests that were submitted and have not joined the queue
-                    (self._commands.get_nowait() or _nothing)()
+            self._commands.obey_broken()  # requests that were submitted and have not joined the queue
             self._loop.fail(broken)
         self._loop.free()
-
-    def _obey(self, closing: bool) -> bool:
-        """Runs the commands that have come. If there is nothing else to do, waits for one. -> whether to close."""
-        commands: deque[Callable[[], None] | None] = deque()
-        if self._loop.idle and not closing:
-            commands.append(self._commands.get())
-        with contextlib.suppress(queue.Empty):
-            while True:
-                commands.append(self._commands.get_nowait())
-        for command in commands:
-            if command is None:
-                closing = True
-            else:
-                command()
-        return closing
 
 
 def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
     done.put((index, handle))
 
 
-def _fulfil(found: Future[Value], call: Callable[[], Value]) -> None:
-    try:
-        found.set_result(call())
-    except Exception as error:
-        found.set_exception(error)
-
-
-def _nothing() -> None:
-    pass

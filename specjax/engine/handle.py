@@ -1,5 +1,6 @@
 """A submitted request, as its user sees it."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Handle:
           TimeoutError: the request has not ended by then.
           NoDistributionError: no token of the request had a finite logit.
           EngineClosedError: the engine ended before the request.
+          Exception: what the request's listener raised.
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"the request has not ended within {timeout} seconds; it goes on")
@@ -67,7 +69,10 @@ class Handle:
         self._abort(self._ticket)
 
     def when_done(self, call: Callable[["Handle"], None]) -> None:
-        """Calls ``call(handle)`` once the request has ended: in the engine's thread, or at once if it has ended."""
+        """Calls ``call(handle)`` once the request has ended: in the engine's thread, or at once if it has ended.
+
+        What ``call`` raises in the engine's thread is logged and has no other effect.
+        """
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(call)
@@ -90,14 +95,25 @@ class Handle:
         return self._ticket.cached_tokens
 
     def tell(self, event: Event) -> None:
-        """Called by the engine's thread: one more token."""
-        (self._listener or self._events.put)(event)
+        """Called by the engine's thread: one more token. A listener that raises ends its own request, and no other."""
+        try:
+            (self._listener or self._events.put)(event)
+        except Exception as error:
+            self._error, self._listener = error, _ignore
+            self._abort(self._ticket)
 
     def end(self, error: BaseException | None = None) -> None:
         """Called by the engine's thread: the request has ended."""
-        self._error = error
+        self._error = self._error or error
         with self._lock:
             self._ended.set()
         self._events.put(None)
         for call in self._callbacks:
-            call(self)
+            try:
+                call(self)
+            except Exception:
+                logging.getLogger(__name__).exception("a function given to Handle.when_done has failed")
+
+
+def _ignore(event: Event) -> None:
+    """Stands in for a listener that has raised."""

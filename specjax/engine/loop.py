@@ -63,6 +63,7 @@ class Loop:
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
         self.widths = _widths(chunk, self.width)
         self.pages = Pages(limits.pages - 1)
+        self.tickets: set[Ticket] = set()  # the requests that have not ended
         self.waiting: Waiting[Ticket] = Waiting()
         self.running: list[Ticket | None] = [None] * limits.slots
         self.staged: Ticket | None = None  # the request whose prompt is being read
@@ -105,6 +106,15 @@ class Loop:
             row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
             self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
 
+    def add(self, ticket: Ticket) -> None:
+        """A request joins the queue. If it asks for no new token, it ends at once."""
+        self.tickets.add(ticket)
+        if ticket.limit > len(ticket.prompt):
+            self.waiting.add(ticket, ticket.priority)
+        else:
+            ticket.completion.finish_reason = "length"
+            self._end(ticket)
+
     def abort(self, ticket: Ticket) -> None:
         """Ends a request before its time."""
         if not ticket.completion.running or ticket.aborted:
@@ -119,12 +129,9 @@ class Loop:
         self._end(ticket)
 
     def fail(self, error: BaseException) -> None:
-        """Ends every request by an error."""
-        while self.waiting:
-            self.waiting.pop().handle.end(error)
-        for ticket in [self.staged, *self.running]:
-            if ticket is not None:
-                ticket.handle.end(error)
+        """Ends every request by an error. The error may have come while a request was on its way to another place."""
+        for ticket in self.tickets:
+            ticket.handle.end(error)
 
     def free(self) -> None:
         """Frees the device's arrays."""
@@ -263,6 +270,7 @@ class Loop:
         ticket.pages = []
         ticket.mark("ended")
         self.counts.count_end(ticket)
+        self.tickets.remove(ticket)
         ticket.handle.end()
 
 

@@ -1,6 +1,7 @@
 """The choices of one request while the engine works on them: text and tokens as they come, then the record."""
 
 import dataclasses
+import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -67,9 +68,11 @@ class _Choice:
         self.ended = False
         self.last_time: float | None = None
 
-    def add(self, event: Event) -> None:
-        """Adds one token."""
-        self.piece.tokens.append(Token(event.token, self.offset, event.logprob, event.top_logprobs))
+    def add(self, event: Event, name: str) -> None:
+        """Adds one token. ``name`` is the token's own text, unless the token is a part of a character."""
+        own = name if event.text.endswith(name) else event.text  # text of earlier tokens may have been held back
+        place = self.offset + len(event.text) - len(own)
+        self.piece.tokens.append(Token(event.token, place, event.logprob, event.top_logprobs))
         self.offset += len(event.text)
         self.piece.segments += self.held.push(event.text, event.origin, event.finish_reason)
 
@@ -93,7 +96,7 @@ class Answer:
         """Gives all choices to the engine. This may read the prompts' log-probabilities first, so it may block.
 
         Raises:
-          RefusedError: the engine refuses the request. Then no choice of it is left in the engine.
+          RefusedError: the engine refuses the request. Some choices may be in the engine: call :meth:`abort`.
         """
         try:
             openings = [self._opening(row) for row in range(len(self.work.prompts))]
@@ -108,8 +111,9 @@ class Answer:
                 )  # fmt: skip
                 self._choices.append(choice)
                 choice.handle.when_done(partial(self._done, index))
+            if self._cut_off:  # while the last choice was on its way
+                raise self._cut_off
         except Exception as error:
-            self.abort()
             raise as_refusal(error) from error
 
     def abort(self, why: RefusedError | None = None) -> None:
@@ -136,7 +140,7 @@ class Answer:
                 touched[index] = choice = self._choices[index]
                 if event is not None:
                     self._observe(choice, moment)
-                    choice.add(event)
+                    choice.add(event, self._service.token_text.name_of(event.token))
                 else:
                     choice.ended = True
                     choice.piece.result = self.results[index] = self._result(choice)
@@ -199,6 +203,9 @@ class Answer:
         if self.work.logprobs is None:
             return Piece(0, [(text, "prompt")])
         known = score(self._engine, prompt, self.work.logprobs)
+        if any(math.isnan(logprob) for logprob, _ in known):
+            message = "the model gives no finite logits after a token of the prompt"
+            raise RefusedError(500, message, code="no_distribution")
         scored: list[tuple[Any, Any]] = [(None, None), *known]
         offsets = _offsets(self._service.tokenizer, prompt, text)
         tokens = [Token(*entry, *best) for entry, best in zip(zip(prompt, offsets, strict=True), scored, strict=True)]

@@ -54,7 +54,8 @@ class Gate:
         if not self._service.keys:
             return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        # The bytes as they came: the header was decoded as Latin-1.
+        digest = hashlib.sha256(given.strip().encode("latin-1")).digest()
         # Each comparison takes the same time whether it fits or not, and all are made.
         fits = [hmac.compare_digest(digest, key) for key in self._service.keys]
         if scheme.lower() != "bearer" or not any(fits):

@@ -24,6 +24,8 @@ class HeldText:
           origin: the origin of the token.
           finish_reason: "stop" if the request ended by a stop string or stop token, another reason, or None.
         """
+        if not self._stops:
+            return [(text, origin)] if text else []
         before = sum(len(held) for held, _ in self._held)
         if text:
             self._held.append((text, origin))

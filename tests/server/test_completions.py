@@ -1,10 +1,12 @@
 """Completions through the application: each answer is what generate gives for its seed, in every form."""
 
 import asyncio
+import itertools
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
 from served import LM, TOKENIZER, alone, client, events, running
 
 import specjax
@@ -68,6 +70,8 @@ async def test_a_stream_adds_up_to_the_whole_answer(app):
         assert "".join(part["text"] for part in own) == choice["text"]
         assert [part["finish_reason"] for part in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
         assert own[-1]["text"] == ""
+        seeds = [part["specjax"]["seed"] for part in parts if part["choices"][0] == own[-1]]
+        assert seeds == [5 + choice["index"]]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert sum((part["logprobs"][name] for part in own[:-1]), []) == choice["logprobs"][name]
         assert sum((part["token_ids"] for part in own[:-1]), []) == choice["token_ids"]
@@ -95,9 +99,9 @@ async def test_origins_of_a_stream_add_up_to_its_text(app):
 @asked
 async def test_logprobs_of_prompt_and_answer_are_the_models(app):
     prompt = "The prompt is longer than one part of sixty-four tokens, so that it is read in several parts."
-    answer = (await ask(app, prompt=prompt, seed=1, max_tokens=8, logprobs=3, echo=True, ignore_eos=True)).json()
+    answer = (await ask(app, prompt=prompt, seed=1, max_tokens=50, logprobs=3, echo=True, ignore_eos=True)).json()
     found = answer["choices"][0]["logprobs"]
-    result = alone(prompt, seed=1, max_new_tokens=8, ignore_eos=True, logprobs=3)
+    result = alone(prompt, seed=1, max_new_tokens=50, ignore_eos=True, logprobs=3)
     text = TOKENIZER.encode(prompt) + result.tokens[0]
     logits = LM(np.array([text]), LM.alloc_cache(1, len(text))).logits[0]
     laws = np.asarray(logits - np.logaddexp.reduce(np.asarray(logits), axis=-1, keepdims=True))
@@ -108,7 +112,9 @@ async def test_logprobs_of_prompt_and_answer_are_the_models(app):
         assert 3 <= len(top) <= 4 and max(top.values()) == pytest.approx(laws[i].max(), abs=1e-3)
         assert top[found["tokens"][i + 1]] == found["token_logprobs"][i + 1]
     assert answer["choices"][0]["text"].startswith(prompt)
-    assert [answer["choices"][0]["text"][place] for place in found["text_offset"][: len(prompt)]] == list(prompt)
+    whole, places = answer["choices"][0]["text"], found["text_offset"]
+    letters = [(token, place) for token, place in zip(found["tokens"], places, strict=True) if len(token) == 1]
+    assert all(whole[place] == token for token, place in letters) and places != list(range(len(places)))
 
 
 @asked
@@ -136,6 +142,26 @@ async def test_a_stop_string_is_cut_off_wherever_it_falls(app):
             assert "".join(part["choices"][0]["text"] for part in parts) == choice["text"]
 
 
+@given(
+    text=strategies.text("ab", max_size=30),
+    stops=strategies.lists(strategies.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=strategies.lists(strategies.integers(0, 30), max_size=8),
+)
+def test_held_text_is_the_text_before_the_first_stop_string(text, stops, cuts):
+    """Tokens come one by one, and the engine ends the text with the token that completes a stop string."""
+    places = sorted({0, *(min(cut, len(text)) for cut in cuts), len(text)})
+    held, so_far, passed = HeldText(stops), "", []
+    for begin, end in itertools.pairwise(places):
+        so_far += text[begin:end]
+        stopped = any(stop in so_far for stop in stops)
+        reason = "stop" if stopped else "length" if end == len(text) else None
+        passed += held.push(text[begin:end], str(begin), reason)
+        if stopped:
+            break
+    first = min((so_far.index(stop) for stop in stops if stop in so_far), default=len(so_far))
+    assert "".join(piece for piece, _ in passed) == so_far[:first]
+
+
 def test_held_text_lets_through_what_can_be_no_stop_string():
     held = HeldText(["END", "NEVER"])
     assert held.push("a b", "plain") == [("a b", "plain")]
@@ -150,6 +176,9 @@ def test_held_text_lets_through_what_can_be_no_stop_string():
     assert early.push("aa", "plain") == [("a", "plain")]
     assert early.push("b", "plain") == [("a", "plain"), ("b", "plain")]
     assert early.push("</s>", "plain", "stop") == [("</s>", "plain")]
+    early = HeldText(["ab", "abc"])  # here the early string is held back, and a stop token ends the text
+    assert early.push("ab", "plain") == []
+    assert early.push("", "plain", "stop") == [("ab", "plain")]
 
 
 @asked
@@ -169,13 +198,13 @@ async def test_every_parameter_reaches_the_engine(app):
         (dict(min_tokens=25, logit_bias={"1": 9}), dict(min_new_tokens=25, logit_bias={1: 9.0})),
         (dict(ignore_eos=True, logit_bias={"1": 3}), dict(ignore_eos=True, logit_bias={1: 3.0})),
     ]
-    for given, options in cases:
-        body = dict(prompt="hello", seed=9, max_tokens=30, return_token_ids=True, **given)
+    for fields, options in cases:
+        body = dict(prompt="hello", seed=9, max_tokens=30, return_token_ids=True, **fields)
         choice = (await ask(app, **body)).json()["choices"][0]
         expected = alone("hello", seed=9, max_new_tokens=30, **options)
-        assert choice["token_ids"] == expected.tokens[0], given
+        assert choice["token_ids"] == expected.tokens[0], fields
         assert choice["finish_reason"] == expected.finish_reasons[0] and choice["prompt_token_ids"]
-        assert expected.tokens[0] != plain, given
+        assert expected.tokens[0] != plain, fields
 
 
 @asked
@@ -186,6 +215,8 @@ async def test_a_prompt_that_came_before_is_found_and_salts_are_apart(app):
         answer = (await ask(app, prompt=prompt, max_tokens=2, cache_salt=salt)).json()
         found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert found == [0, 128, 0]
+    several = (await ask(app, prompt="another long prompt " * 8, max_tokens=2, n=3)).json()
+    assert several["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "a prompt counts once for its choices"
 
 
 @asked

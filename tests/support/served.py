@@ -68,11 +68,11 @@ def events(text):
 class Caller:
     """A client that speaks ASGI by hand: it may stop reading after some bytes, or go away in the middle."""
 
-    def __init__(self, app, path, body, reads=None):
+    def __init__(self, app, path, body, reads=None, headers=()):
         self.sent, self.reads, self.status = b"", reads, None
         self.gone, self.goes_on = asyncio.Event(), asyncio.Event()
         self._first = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *headers]
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
             "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"",

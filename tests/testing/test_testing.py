@@ -152,8 +152,8 @@ class NoResidual(Rejection):
     """Draws corrections from p itself, as if the refused mass were still to be had."""
 
     def verify(self, p, draft, keys, lengths):
-        count = super().verify(p, draft, keys, lengths).count
-        return Verdict(count, chain.draw(keys, lengths + count, chain.row_at(p, count)))
+        accepted = super().verify(p, draft, keys, lengths).accepted
+        return Verdict(accepted, chain.draw(keys, lengths + accepted, chain.row_at(p, accepted)))
 
 
 @dataclasses.dataclass(frozen=True)
