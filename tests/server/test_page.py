@@ -25,7 +25,7 @@ def plain(first):
 
 def test_the_page_loads_nothing_else_and_its_policy_forbids_it():
     async def whole():
-        async with running(ready=False) as app, client(app) as one:
+        async with running(ready=False, keys=["k"]) as app, client(app) as one:
             return await one.get("/")
 
     answer = asyncio.run(whole())
