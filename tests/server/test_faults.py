@@ -261,15 +261,3 @@ def test_an_unforeseen_error_is_a_json_error(monkeypatch):
             assert "planted" not in answer.text
 
     run(whole())
-
-
-def test_the_page_is_there_if_its_file_is(monkeypatch, tmp_path):
-    async def whole():
-        async with running(keys=["k"]) as app, client(app) as one:
-            monkeypatch.setattr("specjax.server.app.PAGE", tmp_path / "page.html")
-            assert (await one.get("/")).json()["error"]["type"] == "not_found_error"
-            (tmp_path / "page.html").write_text("<p>hello</p>")
-            page = await one.get("/")
-            assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
-
-    run(whole())

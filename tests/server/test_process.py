@@ -61,9 +61,12 @@ def test_sigterm_lets_streams_end_refuses_others_and_exits_with_0(folder):
 
 
 def test_after_the_time_limit_streams_are_cut_off_with_an_error(folder):
-    with serving("--model", str(folder), "--shutdown-timeout", "0.2", "--api-key", "k", *FLAGS) as process:
+    flags = [*FLAGS, "--shutdown-timeout", "0.2", "--api-key", "k", "--compare-plain"]
+    with serving("--model", str(folder), *flags) as process:
         address, found = process.address(), []
         body, key = dict(prompt="ab", max_tokens=3900, ignore_eos=True, stream=True), {"authorization": "Bearer k"}
+        names = [entry["id"] for entry in httpx.get(f"{address}/v1/models", headers=key).json()["data"]]
+        assert names == [str(folder), f"{folder}:plain"]
         with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=key) as answer:
             for line in answer.iter_lines():
                 found += [line] if line else []
