@@ -1,5 +1,7 @@
 """What single drafters promise beyond the conformance table."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -265,8 +267,9 @@ def test_what_a_row_learns_of_a_drafter_is_not_its_neighbours_to_say(drafter):
     part = lambda own: own[1].policy if isinstance(own[1], AdaptiveState) else own  # noqa: E731
     for seed in range(4):
         common = dict(size=3, part=part, temperature=0.7, seed=seed)
-        # As text, since NaN, no entropy yet, is not itself.
-        assert str(learned(drafter, limits=[20, 0], **common)) == str(learned(drafter, limits=[20, 20], **common))
+        alone, beside = (learned(drafter, limits=limits, **common) for limits in ([20, 0], [20, 20]))
+        # Products of other widths round differently. What a neighbour decided would change whole percents.
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), alone, beside)
 
 
 @pytest.mark.slow

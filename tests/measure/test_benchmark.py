@@ -224,9 +224,9 @@ def test_every_row_with_a_floor_is_in_the_picture(ours):
 
 def test_latency_rows(case):
     table = Table({})
-    latency.latency(case, table, lengths=(70, 130), chunks=(64,))
+    latency.latency(case, table, lengths=(70, 130))
     names = [row["name"] for row in table.rows]
-    assert names[0] == "prompt of 70, target's prefill" and names[-1] == "prompt of 130, first round, chunks of 64"
+    assert names[0] == "prompt of 70, prefill of both models" and names[-1] == "prompt of 130, first round"
     assert table.rows[1]["first_tokens_ms"] == pytest.approx(table.rows[0]["ms"] + table.rows[1]["ms"])
 
 

@@ -17,7 +17,7 @@ def test_parity_report(capsys, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["parity.py", "--model", folder, "--max-new-tokens", "10", "--prompts", "2"])
     assert module.main() == 0
     out = capsys.readouterr().out
-    assert out.count("identical") == 4 and "every promised claim held" in out
+    assert out.count("identical") == 6 and "every promised claim held" in out
 
 
 def test_ci_runs_the_command_of_the_readme():
