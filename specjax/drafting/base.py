@@ -1,10 +1,10 @@
-"""Base classes of drafters: with one block width, without an own state, or often without a draft."""
+"""Base classes of drafters: with one block width, without an own state, often without a draft, or around another."""
 
 from typing import Any
 
 import jax
 
-from specjax.decode.types import DecodeState, Outcome, Plan
+from specjax.decode.types import DecodeState, Drafter, Outcome, Plan
 from specjax.models.model import Model, Output
 
 
@@ -42,6 +42,24 @@ class OftenSilent(Stateless):
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         del target
         return Plan(tuple(sorted({1, num_speculative_tokens + 1})))
+
+
+class Wrapping:
+    """A drafter around another one, ``inner``, whose own state it has. A subclass adds ``plan`` and ``propose``."""
+
+    inner: Drafter
+
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
+        return self.inner.init(target, batch, capacity, num_speculative_tokens)
+
+    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
+        return self.inner.follow(target, own, state, starts, out)
+
+    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
+        return self.inner.resume(target, own, state)
+
+    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
+        return self.inner.commit(target, own, state, outcome)
 
 
 def static(cls):

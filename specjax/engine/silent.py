@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.decoder import Decoder
-from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
+from specjax.decode.types import DecodeState, Draft, Drafter, Plan
+from specjax.drafting.base import Wrapping
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Silent:
+class Silent(Wrapping):
     """Keeps the own state of ``inner`` up to date, so that ``inner`` can propose again in any later round."""
 
     inner: Drafter
@@ -21,24 +22,12 @@ class Silent:
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         return Plan((num_speculative_tokens + 1,), self.inner.plan(target, num_speculative_tokens).taps)
 
-    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
-        return self.inner.init(target, batch, capacity, num_speculative_tokens)
-
-    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
-        return self.inner.follow(target, own, state, starts, out)
-
-    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
-        return self.inner.resume(target, own, state)
-
     def propose(
         self, target: Model, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Any, KVCache]:
         del target, keys
         shape = len(state.lengths), num_speculative_tokens
         return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), own, state.cache
-
-    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
-        return self.inner.commit(target, own, state, outcome)
 
 
 jax.tree_util.register_dataclass(Silent, data_fields=["inner"], meta_fields=[])

@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 
-from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
+from specjax.decode.types import DecodeState, Draft, Drafter, Plan
+from specjax.drafting.base import Wrapping
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Muted:
+class Muted(Wrapping):
     """Proposes the draft of ``inner`` if ``speaks``, else nothing. The same compiled programs run in both cases.
 
     If the drafter is silent, the program for blocks [B, K + 1] (for trees [B, N + 1]) decodes plainly: each call
@@ -29,23 +30,11 @@ class Muted:
         plan = self.inner.plan(target, num_speculative_tokens)
         return plan._replace(widths=plan.widths[-1:])
 
-    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> Any:
-        return self.inner.init(target, batch, capacity, num_speculative_tokens)
-
-    def follow(self, target: Model, own: Any, state: DecodeState, starts: jax.Array, out: Output) -> Any:
-        return self.inner.follow(target, own, state, starts, out)
-
-    def resume(self, target: Model, own: Any, state: DecodeState) -> Any:
-        return self.inner.resume(target, own, state)
-
     def propose(
         self, target: Model, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, Any, KVCache]:
         draft, own, cache = self.inner.propose(target, own, state, keys, num_speculative_tokens)
         return draft._replace(valid=draft.valid & self.speaks), own, cache
-
-    def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
-        return self.inner.commit(target, own, state, outcome)
 
 
 jax.tree_util.register_dataclass(Muted, data_fields=["inner", "speaks"], meta_fields=[])
