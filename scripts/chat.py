@@ -34,11 +34,7 @@ def parse(argv) -> argparse.Namespace:
     """The settled arguments. If they can't be used, the process ends with one sentence."""
     parser = Parser(description="Chats with a model in the terminal.")
     add = parser.add_argument
-    model_flags.add_model(add)
-    choices.add_flags(parser)
-    model_flags.add_speculation(add)
-    model_flags.add_numbers(add)
-    parser.add_compilation_cache()
+    model_flags.add_all(parser)
     add("--system", help="instructions before the conversation")
     add("--temperature", type=float, default=0.7, help="0 is greedy (%(default)s)")
     add("--top-p", type=float, default=0.95, help="1 is off (%(default)s)")

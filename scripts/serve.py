@@ -26,11 +26,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 def _parser() -> Parser:
     parser = Parser(description="Serves a Llama-family model over HTTP, as OpenAI's clients expect it.")
     add = parser.add_argument
-    model_flags.add_model(add)
-    choices.add_flags(parser)
-    model_flags.add_speculation(add)
-    model_flags.add_numbers(add)
-    parser.add_compilation_cache()
+    model_flags.add_all(parser)
     add("--slots", type=int, help="requests that decode at the same time (8, on a CPU 2)")
     add("--capacity", type=int, help="the most tokens of a request, prompt included (4096, on a CPU 2048)")
     add("--kv-tokens", type=int, help="tokens that the caches of all requests hold together (slots times capacity)")

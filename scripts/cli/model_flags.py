@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from cli import choices
+from cli.parser import Parser
 from specjax.checkpoints.load import load
 from specjax.models import parallel
 from specjax.models.lm import LM
@@ -18,6 +19,15 @@ def add_model(add: Callable) -> None:
         default="smollm2-135m-instruct",
         help="the default model, a folder, a GGUF file or a hub name (%(default)s)",
     )
+
+
+def add_all(parser: Parser) -> None:
+    """The flags of the model, of speculation, of number formats and of compiled programs."""
+    add_model(parser.add_argument)
+    choices.add_flags(parser)
+    add_speculation(parser.add_argument)
+    add_numbers(parser.add_argument)
+    parser.add_compilation_cache()
 
 
 def add_speculation(add: Callable) -> None:
