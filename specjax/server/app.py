@@ -1,7 +1,7 @@
 """The HTTP application: which path does what."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -16,9 +16,10 @@ from specjax.server.chat import Chat
 from specjax.server.completions import Completions
 from specjax.server.errors import RefusedError, add_handlers
 from specjax.server.gate import Gate
-from specjax.server.parameters import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specjax.server.parameters import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from specjax.server.respond import json_response, respond
 from specjax.server.service import Service
+from specjax.server.shape import Shape
 
 
 class ErrorBody(BaseModel):
@@ -63,18 +64,20 @@ _generating, _others = APIRouter(prefix="/v1"), APIRouter()
 @_generating.post("/completions", responses=_streams)
 async def complete(request: Request, body: CompletionRequest, service: Served) -> Any:
     """Continues one or several texts."""
-    name, engine = service.model(body.model)
-    work = await run_in_threadpool(completions.work, engine, body, request.state.salt)
-    shape = Completions(body, work, name, service.token_text)
-    return await respond(request, service, Answer(service, engine, work), shape, bool(body.stream))
+    return await _generate(request, body, service, completions.work, Completions)
 
 
 @_generating.post("/chat/completions", responses=_streams)
 async def complete_chat(request: Request, body: ChatRequest, service: Served) -> Any:
     """Writes the next message of a conversation."""
+    return await _generate(request, body, service, chat.work, Chat)
+
+
+async def _generate(request: Request, body: Sampling, service: Service, work_of: Callable, form: type[Shape]) -> Any:
+    """Answers a request. ``work_of`` makes its work, and ``form`` says how the answer looks."""
     name, engine = service.model(body.model)
-    work = await run_in_threadpool(chat.work, engine, body, request.state.salt)
-    shape = Chat(body, work, name, service.token_text)
+    work = await run_in_threadpool(work_of, engine, body, request.state.salt)
+    shape = form(body, work, name, service.token_text)
     return await respond(request, service, Answer(service, engine, work), shape, bool(body.stream))
 
 

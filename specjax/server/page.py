@@ -1,6 +1,7 @@
 """GET /: the page for people, one file that loads nothing else."""
 
 import base64
+import functools
 import hashlib
 import re
 from pathlib import Path
@@ -12,14 +13,21 @@ FILE = Path(__file__).parent / "page.html"
 
 def response() -> Response:
     """The page. Its policy lets the browser run the page's own script, and talk to this server alone."""
-    text = FILE.read_text(encoding="utf-8")
+    text, rules = _page()
     headers = {
-        "Content-Security-Policy": policy(text),
+        "Content-Security-Policy": rules,
         "Cache-Control": "no-cache",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
     return Response(text, headers=headers, media_type="text/html")
+
+
+@functools.cache
+def _page() -> tuple[str, str]:
+    """The page and its policy. The file is read once."""
+    text = FILE.read_text(encoding="utf-8")
+    return text, policy(text)
 
 
 def policy(text: str) -> str:

@@ -1,6 +1,7 @@
 """Answers a request, as one JSON object or as a stream of server-sent events, while its client is there."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -88,9 +89,8 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(self._send(send), receive)
-        except OSError:
-            pass  # the client has gone while something was sent
+            with contextlib.suppress(OSError):  # the client has gone while something was sent
+                await unless_gone(self._send(send), receive)
         finally:
             self._answer.abort()
             self._service.answers.discard(self._answer)
