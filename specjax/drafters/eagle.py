@@ -121,16 +121,15 @@ class Eagle(ChainOrTree):
         A row of one token has no entry yet, so the row proposes nothing. The next ``commit`` makes the row ready.
         """
         head = self._head()
-        last = state.tokens.shape[1] - 1  # the bound is the token buffer: a cascade's model has a longer cache
-        size = min(tuning.prefill_chunk(self.prefill_chunk), last)
+        size = min(tuning.prefill_chunk(self.prefill_chunk), state.cache.capacity)
 
         def behind(own: EagleState):
             return jnp.any(_lags(own, state))
 
         def feed(own: EagleState) -> EagleState:
-            # A chunk must end inside a contiguous cache. Near the end it starts early and makes some entries anew. Of a
-            # paged cache no entry may be made anew, since its page may belong to other rows too.
-            starts = own.cache.lengths if own.cache.table is not None else jnp.minimum(own.cache.lengths, last - size)
+            # Near the end of a contiguous cache a chunk starts early and makes some entries anew. Of a paged cache no
+            # entry may be made anew, since its page may belong to other rows too.
+            starts = jnp.minimum(own.cache.lengths, state.cache.last_start(size))
             tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1, mode="clip")
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
             features, lags = self._features(head, out), _lags(own, state)
