@@ -27,7 +27,7 @@ def take(state: Tree, rows: jax.Array) -> Tree:
         alone = jax.tree.map(lambda x: x[rows], without_pools(cache))
         return with_pools(alone, cache)
 
-    return _over_caches(taken, lambda x: x[rows], state)
+    return over_caches(taken, lambda x: x[rows], state)
 
 
 def insert(state: Tree, rows: jax.Array, other: Tree) -> Tree:
@@ -44,7 +44,7 @@ def insert(state: Tree, rows: jax.Array, other: Tree) -> Tree:
     def inserted(cache: KVCache, new: KVCache) -> KVCache:
         return with_pools(jax.tree.map(put, without_pools(cache), without_pools(new)), cache)
 
-    return _over_caches(inserted, put, state, other)
+    return over_caches(inserted, put, state, other)
 
 
 def release(state: DecodeState, rows: jax.Array) -> DecodeState:
@@ -56,7 +56,7 @@ def release(state: DecodeState, rows: jax.Array) -> DecodeState:
     def cleared(cache: KVCache) -> KVCache:
         return cache if cache.table is None else cache.replace(table=jnp.where(rows[:, None], 0, cache.table))
 
-    state = _over_caches(cleared, lambda x: x, state)
+    state = over_caches(cleared, lambda x: x, state)
     return state._replace(active=state.active & ~rows)
 
 
@@ -69,7 +69,7 @@ def with_table(state: Tree, table: jax.Array) -> Tree:
     def given(cache: KVCache) -> KVCache:
         return cache if cache.table is None else cache.replace(table=table[:, : cache.table.shape[1]])
 
-    return _over_caches(given, lambda x: x, state)
+    return over_caches(given, lambda x: x, state)
 
 
 def narrowed(state: Tree, width: int) -> Tree:
@@ -78,7 +78,7 @@ def narrowed(state: Tree, width: int) -> Tree:
     def cut(cache: KVCache) -> KVCache:
         return cache if cache.table is None else cache.replace(table=cache.table[:, :width])
 
-    return _over_caches(cut, lambda x: x, state)
+    return over_caches(cut, lambda x: x, state)
 
 
 def with_tables(state: Tree, other: Tree) -> Tree:
@@ -87,7 +87,7 @@ def with_tables(state: Tree, other: Tree) -> Tree:
     def given(cache: KVCache, giver: KVCache) -> KVCache:
         return cache.replace(table=giver.table)
 
-    return _over_caches(given, lambda x, _: x, state, other)
+    return over_caches(given, lambda x, _: x, state, other)
 
 
 def without_pools(state: Tree) -> Tree:
@@ -96,7 +96,7 @@ def without_pools(state: Tree) -> Tree:
     def bare(cache: KVCache) -> KVCache:
         return cache if cache.table is None else cache.replace(keys=(), values=())
 
-    return _over_caches(bare, lambda x: x, state)
+    return over_caches(bare, lambda x: x, state)
 
 
 def with_pools(state: Tree, other: Tree) -> Tree:
@@ -105,10 +105,10 @@ def with_pools(state: Tree, other: Tree) -> Tree:
     def lent(cache: KVCache, lender: KVCache) -> KVCache:
         return cache if cache.table is None else cache.replace(keys=lender.keys, values=lender.values)
 
-    return _over_caches(lent, lambda x, _: x, state, other)
+    return over_caches(lent, lambda x, _: x, state, other)
 
 
-def _over_caches(of_cache: Callable, of_array: Callable, state: Tree, *others: Any) -> Tree:
+def over_caches(of_cache: Callable, of_array: Callable, state: Tree, *others: Any) -> Tree:
     """``state`` with ``of_cache`` of every cache, and ``of_array`` of every array outside caches."""
 
     def either(x, *rest):

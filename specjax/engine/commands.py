@@ -41,29 +41,31 @@ class Commands:
         answer: Future[Value] = Future()
 
         def answering() -> None:
-            try:
-                answer.set_result(call())
-            except Exception as error:
-                answer.set_exception(error)
+            with contextlib.suppress(Exception):
+                _make(call, answer)
 
         self.put(answering)
         return answer
 
     def ask(self, call: Callable[[], Any], thread: threading.Thread) -> Any:
-        """What ``call`` returns or raises when ``thread`` makes it. If that thread has ended, the caller makes it."""
+        """What ``call`` returns or raises when ``thread`` makes it. If that thread has ended, the caller makes it.
+
+        An error is raised in ``thread`` too, and ends the engine.
+        """
         answer: Future[Any] = Future()
-
-        def answering() -> None:
-            try:
-                answer.set_result(call())
-            except BaseException as error:
-                answer.set_exception(error)
-                raise
-
         if threading.current_thread() is thread:  # a listener asks; the thread must not wait for itself
             return call()
-        self.put(answering)
+        self.put(lambda: _make(call, answer))
         while thread.is_alive():
             with contextlib.suppress(TimeoutError):
                 return answer.result(timeout=0.1)
         return answer.result() if answer.done() else call()
+
+
+def _make(call: Callable[[], Value], answer: Future[Value]) -> None:
+    """Makes a call. Its result or its error goes into ``answer``, and the error is raised too."""
+    try:
+        answer.set_result(call())
+    except BaseException as error:
+        answer.set_exception(error)
+        raise

@@ -169,26 +169,22 @@ class Engine:
         Raises:
           ValueError: as :meth:`submit`, at the request's turn.
         """
-        done: queue.SimpleQueue[tuple[int, Handle]] = queue.SimpleQueue()
-        window = min(2 * self.limits.slots, self.max_waiting)
-        pending, source = 0, enumerate(requests)
-        handles: set[Handle] = set()
+        done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+        window, source = min(2 * self.limits.slots, self.max_waiting), enumerate(requests)
+        pending: dict[Handle, int] = {}  # the requests in the engine, and their indices
         try:
             while True:
-                while pending < window and (given := next(source, None)) is not None:
+                while len(pending) < window and (given := next(source, None)) is not None:
                     index, request = given
                     handle = self.submit(**request)
-                    handles.add(handle)
-                    handle.when_done(partial(_put, done, index))
-                    pending += 1
+                    pending[handle] = index
+                    handle.when_done(done.put)
                 if not pending:
                     return
-                index, handle = done.get()
-                pending -= 1
-                handles.discard(handle)
-                yield index, handle.result()
+                handle = done.get()
+                yield pending.pop(handle), handle.result()
         finally:
-            for handle in handles:
+            for handle in pending:
                 handle.abort()
 
     def stats(self) -> Stats:
@@ -307,7 +303,3 @@ class Engine:
             self._commands.obey_broken()  # requests that were submitted and have not joined the queue
             self._loop.fail(broken)
         self._loop.free()
-
-
-def _put(done: queue.SimpleQueue, index: int, handle: Handle) -> None:
-    done.put((index, handle))

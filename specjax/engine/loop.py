@@ -117,9 +117,9 @@ class Loop:
 
     def abort(self, ticket: Ticket) -> None:
         """Ends a request before its time."""
-        if not ticket.completion.running or ticket.aborted:
+        if not ticket.completion.running:
             return
-        ticket.aborted, ticket.completion.finish_reason = True, "abort"
+        ticket.completion.finish_reason = "abort"
         if ticket is self.staged:
             self.staged = self.staged_row = None
         elif ticket.slot is not None:

@@ -100,13 +100,6 @@ class Pages:
             elif self._users[page] == 0:
                 self._free.append(page)
 
-    def forget(self) -> None:
-        """Frees all kept pages. Prefixes of pages in use are forgotten too."""
-        self._free.extend(self._kept)
-        self._kept.clear()
-        self._page.clear()
-        self._key.clear()
-
     def check(self, tables: Sequence[Sequence[int]]) -> None:
         """Checks that every page is in exactly one place.
 

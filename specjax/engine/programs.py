@@ -99,10 +99,7 @@ def _before_prefill(decoder: Decoder, row: Row, pages: int) -> DecodeState:
     request = Request(key, row.sampling, row.stop_ids, row.limit, row.prompt_lengths)
     state = prefill.empty(decoder, jax.tree.map(jnp.asarray, request), jnp.asarray(row.tokens))
 
-    def in_pages(x: Any) -> Any:
-        return kv.paged(x, len(row.limit), pages) if isinstance(x, KVCache) else x
-
-    return jax.tree.map(in_pages, state, is_leaf=lambda x: isinstance(x, KVCache))
+    return rows.over_caches(lambda cache: kv.paged(cache, len(row.limit), pages), lambda x: x, state)
 
 
 @partial(jax.jit, static_argnames=("chunk", "width"), donate_argnames=("state", "row"))

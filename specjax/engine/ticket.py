@@ -53,7 +53,6 @@ class Ticket:
         self.cached_tokens = 0  # prompt tokens whose entries were found in the prefix cache
         self.read = 0  # prompt tokens that are read so far
         self.slot: int | None = None  # None: the request is not running
-        self.aborted = False
         self.times = {"submitted": time.perf_counter()}  # then "admitted", "running", "first token" and "ended"
 
     @property

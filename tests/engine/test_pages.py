@@ -99,8 +99,6 @@ def test_a_thousand_random_steps_leave_no_page_behind():
         elif held:
             table, _ = held.pop(rng.randrange(len(held)))
             pages.give_back(table)
-        elif action > 0.98:
-            pages.forget()
         assert pages.available == 40 - len({page for table, _ in held for page in table})
         pages.check([table for table, _ in held])
     for table, _ in held:
