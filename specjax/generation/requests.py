@@ -145,31 +145,20 @@ def sampling_params(
     values: dict[str, Any] = {
         name: number.array(name, getattr(options, name), batch) for name, number in NUMBERS.items()
     }
-    temperature: Any
     temperature, top_k, least = (values.pop(name) for name in ("temperature", "top_k", "min_new_tokens"))
     if temperature is None:
         raise ValueError(f"temperature must be {NUMBERS['temperature'].expected}, got None")
     end = vocab if known is None else int(np.flatnonzero(known)[-1]) + 1
     holes = [] if known is None else np.flatnonzero(~known[:end]).tolist()
-    return SamplingParams(
-        temperature=np.where(temperature < MIN_TEMPERATURE, np.float32(0.0), temperature),  # type: ignore[arg-type]
-        top_k=None if top_k is None else _kept(top_k, vocab),
-        logit_bias=_logit_bias(options.logit_bias, batch, vocab, holes),
-        vocabulary=None if end == vocab else _same(end, batch),
-        allowed=_allowed(options.allowed_token_ids, batch, vocab, known),
-        min_new_tokens=None if least is None or stop_ids is None else EarlyStops(least, stop_ids),  # type: ignore
-        **values,
-    )
-
-
-def _kept(top_k: np.ndarray, vocab: int) -> Any:
-    """How many of the likeliest tokens each row keeps. 0 and -1 keep all. -> i32[B]."""
-    return np.where(top_k <= 0, vocab, np.minimum(top_k, vocab)).astype(np.int32)
-
-
-def _same(value: int, batch: int) -> Any:
-    """One number for every row. -> i32[B]."""
-    return np.full(batch, value, np.int32)
+    values["temperature"] = np.where(temperature < MIN_TEMPERATURE, np.float32(0.0), temperature)
+    if top_k is not None:
+        values["top_k"] = np.where(top_k <= 0, vocab, np.minimum(top_k, vocab)).astype(np.int32)
+    if end < vocab:
+        values["vocabulary"] = np.full(batch, end, np.int32)
+    if least is not None and stop_ids is not None:
+        values["min_new_tokens"] = EarlyStops(least, stop_ids)  # type: ignore[arg-type]
+    bias = _logit_bias(options.logit_bias, batch, vocab, holes)
+    return SamplingParams(logit_bias=bias, allowed=_allowed(options.allowed_token_ids, batch, vocab, known), **values)
 
 
 def _new_tokens(value: Any, batch: int) -> np.ndarray:
