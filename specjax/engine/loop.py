@@ -48,7 +48,7 @@ class Loop:
       decoder: the target, drafter, verifier and K.
       limits: the sizes of the engine's arrays.
       chunk: the number of prompt tokens that one call reads.
-      headroom: the number of slots that a request needs past its limit.
+      headroom: the number of cache entries that a request needs past its limit.
       prefix_cache: whether requests share the pages of common prefixes.
       pace: chooses rounds that draft or plain rounds; None: every round drafts.
     """

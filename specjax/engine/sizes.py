@@ -58,7 +58,7 @@ def within(job: Job, limited: bool, longest: int, capacity: int, kv_tokens: int)
 
 
 def further_room(decoder: Decoder, tokens: int) -> int:
-    """The number of slots that a drafter's caches have beyond ``tokens``: room for its draft trees."""
+    """The number of entries that a drafter's caches have beyond ``tokens``: room for its draft trees."""
     own = jax.eval_shape(lambda: decoder.drafter.init(decoder.target, 1, tokens, decoder.num_speculative_tokens))
     return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
 
