@@ -7,7 +7,8 @@ touches a row whose prompt is still being read.
 All programs run in the order of their dispatch, because each takes the state that the one before gave.
 """
 
-from functools import partial
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
 from specjax.decode.sampling import NO_TOKEN, SamplingParams
 from specjax.decode.types import DecodeState, Request
+from specjax.engine.layout import Layout, layout_of
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 
@@ -69,7 +71,44 @@ class Limits(NamedTuple):
     lists: int
 
 
-@partial(jax.jit, static_argnames=("limits",))
+class Programs(NamedTuple):
+    """The functions of this file that run on the device, each compiled at its first call."""
+
+    empty: Callable
+    stage: Callable
+    feed: Callable
+    join: Callable
+    release: Callable
+    round: Callable
+
+
+def programs_of(decoder: Decoder, limits: Limits) -> Programs:
+    """The programs of an engine. Engines whose states lie alike share them."""
+    mesh = decoder.target.mesh
+    if mesh is None:
+        return _compiled(None)
+    return _compiled(layout_of(jax.eval_shape(functools.partial(empty, limits=limits), decoder), mesh))
+
+
+@functools.cache
+def _compiled(layout: Layout | None) -> Programs:
+    """The programs for states of one layout; None: on one device."""
+    state, whole = (None, None) if layout is None else (layout.state, layout.whole)
+    return Programs(
+        empty=jax.jit(empty, static_argnames=("limits",), out_shardings=state),
+        stage=jax.jit(stage, out_shardings=whole),
+        feed=jax.jit(
+            feed,
+            static_argnames=("chunk", "width"),
+            donate_argnames=("state", "row"),
+            out_shardings=(state, whole),
+        ),
+        join=jax.jit(join, donate_argnames=("state",), out_shardings=state),
+        release=jax.jit(release, donate_argnames=("state",), out_shardings=state),
+        round=jax.jit(round, static_argnames=("full",), donate_argnames=("state",), out_shardings=(state, whole)),
+    )
+
+
 def empty(decoder: Decoder, limits: Limits) -> DecodeState:
     """The engine's state without any request: no row is active, and every table holds null pages alone."""
     vocab, slots = decoder.target.vocab_size, limits.slots
@@ -86,7 +125,6 @@ def empty(decoder: Decoder, limits: Limits) -> DecodeState:
     return _before_prefill(decoder, idle, limits.pages)
 
 
-@jax.jit
 def stage(decoder: Decoder, row: Row) -> DecodeState:
     """The staged row of a request, before its prompt is read."""
     state = rows.without_pools(_before_prefill(decoder, row, pages=1))
@@ -102,7 +140,6 @@ def _before_prefill(decoder: Decoder, row: Row, pages: int) -> DecodeState:
     return rows.over_caches(lambda cache: kv.paged(cache, len(row.limit), pages), lambda x: x, state)
 
 
-@partial(jax.jit, static_argnames=("chunk", "width"), donate_argnames=("state", "row"))
 def feed(
     decoder: Decoder, state: DecodeState, row: DecodeState, start: jax.Array, chunk: int, width: int
 ) -> tuple[DecodeState, DecodeState]:
@@ -116,7 +153,6 @@ def feed(
     return rows.with_pools(state, read), rows.with_tables(rows.without_pools(read), row)
 
 
-@partial(jax.jit, donate_argnames=("state",))
 def join(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
     """Puts the staged row, whose prompt is read, into slot i32[1]. The next round generates the row's first tokens."""
     lengths = row.request.prompt_lengths
@@ -124,13 +160,11 @@ def join(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
     return rows.insert(state, slot, row)
 
 
-@partial(jax.jit, donate_argnames=("state",))
 def release(state: DecodeState, slots: jax.Array) -> DecodeState:
     """Makes the slots marked by bool[B] idle. From the next program on, nothing is written to their pages."""
     return rows.release(state, slots)
 
 
-@partial(jax.jit, static_argnames=("full",), donate_argnames=("state",))
 def round(decoder: Decoder, state: DecodeState, full: bool) -> tuple[DecodeState, Packed]:
     """One round of all rows.
 

@@ -13,7 +13,7 @@ from hf_folders import HF, write_hf
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from convert import checkpoint
-from specjax import LlamaConfig, drafters, generate, stream, testing
+from specjax import Engine, LlamaConfig, drafters, generate, stream, testing
 from specjax.checkpoints.load import load
 from specjax.decode import decoder
 from specjax.drafters import DraftModel, PromptLookup
@@ -101,6 +101,22 @@ def test_streams_write_them_too(name, count):
     for _ in events:
         pass
     assert events.result().tokens == alone(name)
+
+
+@pytest.mark.parametrize("name", ["ngram", pytest.param("model", marks=pytest.mark.slow)])
+def test_an_engine_on_a_mesh_compiles_nothing_after_its_warm_up(name, caplog):
+    mesh, logger = parallel.mesh(2), "jax._src.interpreters.pxla"
+    long = PROMPTS[1] * 14  # read in three chunks, of two programs
+    with Engine(parallel.shard(LM, mesh), DRAFTERS[name](mesh), num_speculative_tokens=3, slots=2) as engine:
+        with caplog.at_level("DEBUG", logger):
+            engine.warmup()
+            assert "Compiling jit(round)" in caplog.text
+            caplog.clear()
+            prompts = [*PROMPTS, long, PROMPTS[1]]
+            handles = [engine.submit(p, max_new_tokens=20, logprobs=i == 1) for i, p in enumerate(prompts)]
+            tokens = [handle.result().tokens[0] for handle in handles]
+    assert "Compiling" not in caplog.text
+    assert [*tokens[:2], tokens[3]] == [*alone(name), alone(name)[1]]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
