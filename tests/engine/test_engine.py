@@ -258,7 +258,7 @@ def test_closing_drains_or_aborts(drain, reason):
     assert engine.stats().running == 0
 
 
-def test_an_error_of_the_engine_reaches_whoever_waits(monkeypatch):
+def test_an_error_of_the_engine_reaches_whoever_waits():
     engine = specjax.Engine(TARGET, drafter="none", **SIZES)
     running = engine.submit(PROMPT, max_new_tokens=100, **TOKENS)
     next(running)
@@ -266,7 +266,7 @@ def test_an_error_of_the_engine_reaches_whoever_waits(monkeypatch):
     def broken(*args):
         raise MemoryError("planted")
 
-    monkeypatch.setattr(programs, "round", broken)
+    engine._loop.programs = engine._loop.programs._replace(round=broken)
     for wait in (running.result, lambda: list(running)):
         with pytest.raises(specjax.EngineClosedError, match="planted"):
             wait()

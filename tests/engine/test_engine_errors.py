@@ -8,7 +8,6 @@ import pytest
 from drafter_table import TARGET
 
 import specjax
-from specjax.engine import programs
 
 SIZES = dict(drafter="none", slots=2, capacity=128, prefill_chunk=64)
 PROMPT = [1, 2, 3, 1, 2]
@@ -26,6 +25,10 @@ def gated(engine):
     return gate
 
 
+def replace(engine, **programs):
+    engine._loop.programs = engine._loop.programs._replace(**programs)
+
+
 def check_all_learn_of(handles):
     for handle in handles:
         with pytest.raises(specjax.EngineClosedError, match="planted"):
@@ -33,16 +36,16 @@ def check_all_learn_of(handles):
 
 
 @pytest.mark.parametrize("program", ["stage", "feed", "join", "release"])
-def test_an_error_reaches_requests_on_their_way_from_one_place_to_another(program, monkeypatch):
+def test_an_error_reaches_requests_on_their_way_from_one_place_to_another(program):
     engine = specjax.Engine(TARGET, **SIZES)
     gate = gated(engine)
-    monkeypatch.setattr(programs, program, planted)
+    replace(engine, **{program: planted})
     handles = [engine.submit(PROMPT, max_new_tokens=5 + i, **TOKENS) for i in range(4)]
     gate.set()
     check_all_learn_of(handles)
 
 
-def test_an_error_reaches_everyone_although_an_abort_comes_too_late_to_be_obeyed(monkeypatch):
+def test_an_error_reaches_everyone_although_an_abort_comes_too_late_to_be_obeyed():
     engine = specjax.Engine(TARGET, **SIZES)
     handles = [engine.submit(PROMPT, max_new_tokens=100, seed=i, **TOKENS) for i in range(4)]
     next(handles[0])
@@ -51,8 +54,7 @@ def test_an_error_reaches_everyone_although_an_abort_comes_too_late_to_be_obeyed
         handles[0].abort()
         planted()
 
-    monkeypatch.setattr(programs, "release", planted)  # the state was given to the round that failed
-    monkeypatch.setattr(programs, "round", broken)
+    replace(engine, release=planted, round=broken)  # the state was given to the round that failed
     check_all_learn_of(handles)
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from served import LM, Caller, alone, client, engine, events, running
 
-from specjax.engine import programs
-
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = dict(prompt="abc", max_tokens=240, ignore_eos=True, seed=3)
 
@@ -145,7 +143,7 @@ def test_a_row_of_nan_ends_alone_with_an_error():
     run(whole())
 
 
-def test_an_engine_that_breaks_is_told_to_all(monkeypatch):
+def test_an_engine_that_breaks_is_told_to_all():
     def broken(*args):
         raise MemoryError("planted")
 
@@ -156,7 +154,8 @@ def test_an_engine_that_breaks_is_told_to_all(monkeypatch):
             while not all(paced.engine._loop.running):  # the second request may come after any number of rounds
                 paced.let(1)
                 await asyncio.sleep(0.02)
-            monkeypatch.setattr(programs, "round", broken)
+            loop = paced.engine._loop
+            loop.programs = loop.programs._replace(round=broken)
             paced.free()
             plain, stream = [await ask for ask in asks]
             assert plain.status_code == 500 and plain.json()["error"]["code"] == "engine_broken"
