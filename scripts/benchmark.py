@@ -17,7 +17,7 @@ import jax
 from cli.parser import Parser, flag, refusing
 
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark import early_exit, latency, parts, peers, rounds, serving, sweep, waits
+from specjax.measure.benchmark import eagle, early_exit, latency, parts, peers, rounds, serving, sweep, waits
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
@@ -38,7 +38,7 @@ MODES = {
     "serving": lambda case, table, args: serving.serving(case, table, args.serving_requests, args.serving_chunk),
     "waits": lambda case, table, args: waits.waits(case, table, *args.waits_prompts, args.serving_chunk),
     "sweep": lambda case, table, args: sweep.sweep(
-        case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas
+        case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas if case.draft else ()
     ),
 }
 # Flags that only one mode reads, and that mode.
@@ -47,6 +47,10 @@ OF_MODES = {
     "serving_requests": "serving", "waits_prompts": "waits",
     "sweep_batches": "sweep", "sweep_tokens": "sweep", "sweep_check_alphas": "sweep",
 }  # fmt: skip
+# Modes that need no draft model, and flags that a head does not read.
+HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "waits", "sweep")
+NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "devices", "sweep_check_alphas", "peers")
+FOR_HEADS = ("acceptance", "ways", "tree")
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
 
@@ -56,6 +60,35 @@ def _parser() -> Parser:
     add("--target", choices=SHAPES, default="llama-3.1-8b", help="shape of the target (%(default)s)")
     add("--draft", choices=SHAPES, default="llama-3.2-1b", help="shape of the draft model (%(default)s)")
     add("--alpha", type=float, default=0.8, help="share of tokens that the draft predicts right (%(default)s)")
+    add(
+        "--drafter",
+        choices=("draft-model", "eagle3"),
+        default="draft-model",
+        help="eagle3: a head of the published shape drafts, and no draft model (%(default)s)",
+    )
+    add(
+        "--acceptance",
+        nargs="+",
+        default=("mt-bench",),
+        metavar="RATE",
+        help=f"for eagle3: one of {', '.join(eagle.PRESETS)}; or for each depth how often its best guess is right, and "
+        "after colons its next guesses: 0.8 0.7:0.1. The last holds for all further depths (%(default)s)",
+    )
+    add(
+        "--ways",
+        nargs="+",
+        choices=eagle.WAYS,
+        default=eagle.WAYS,
+        help="for eagle3: chains, the best static tree, dynamic trees (%(default)s)",
+    )
+    add(
+        "--tree",
+        type=int,
+        nargs=2,
+        default=(10, 60),
+        metavar=("BREADTH", "NODES"),
+        help="for eagle3: nodes of a dynamic tree that get children at each depth, and nodes of a tree (%(default)s)",
+    )
     add("--batch", type=int, default=1, help="B, the number of prompts (%(default)s)")
     add("--num-speculative-tokens", type=int, default=5, help="K (%(default)s)")
     add("--prompt-length", type=int, default=128, help="tokens of each prompt (%(default)s)")
@@ -74,8 +107,14 @@ def _parser() -> Parser:
         "--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency: prompt lengths in tokens"
     )
     add("--serving-requests", type=int, nargs="+", default=(1, 8, 32), help="for serving: requests at once")
-    add("--waits-prompts", type=int, nargs=2, default=(8192, 32768), metavar=("KNOWN", "LONG"),
-        help="for waits: tokens of the prompt that is submitted twice, and of the one that is read beside decoding")
+    add(
+        "--waits-prompts",
+        type=int,
+        nargs=2,
+        default=(8192, 32768),
+        metavar=("KNOWN", "LONG"),
+        help="for waits: tokens of the prompt that is submitted twice, and of the one that is read beside decoding",
+    )
     add("--serving-chunk", type=int, help="for serving and waits: prompt tokens that the engine reads at once")
     add("--sweep-batches", type=int, nargs="+", default=(1, 2, 4, 8, 16, 32), help="for sweep: every B to time")
     add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K to time")
@@ -104,8 +143,9 @@ def parse(argv) -> argparse.Namespace:
     for alpha in (args.alpha, *args.sweep_check_alphas):
         if not 0 <= alpha <= 1:
             parser.error(f"acceptance rates are from 0 to 1, got {alpha}")
+    _check_head(parser, args)
     target, draft = SHAPES[args.target], SHAPES[args.draft]
-    if target.vocab_size != draft.vocab_size:
+    if args.drafter == "draft-model" and target.vocab_size != draft.vocab_size:
         parser.error(f"--target and --draft need one vocabulary, got {target.vocab_size} and {draft.vocab_size} tokens")
     last = target.num_hidden_layers - 1
     if args.exit_layer is not None and not 1 <= args.exit_layer <= last:
@@ -113,6 +153,38 @@ def parse(argv) -> argparse.Namespace:
     if "quantized" in args.modes and (args.quantize or args.quantize_draft):
         parser.error("--modes quantized quantises the models itself; leave --quantize and --quantize-draft out")
     return args
+
+
+def _check_head(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuses flags and modes that the chosen drafter would ignore. The default modes become those of the drafter."""
+    head = args.drafter == "eagle3"
+    for name in NOT_FOR_HEADS if head else FOR_HEADS:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"{flag(name)} is {'not for' if head else 'only for'} --drafter eagle3")
+    if not head:
+        return
+    parser.at_least_one(args, "tree")
+    if args.modes is DEFAULT_MODES:
+        args.modes = ("round",)
+    if unfit := [mode for mode in args.modes if mode not in HEAD_MODES]:
+        parser.error(f"--modes {' '.join(unfit)} needs a draft model; --drafter eagle3 has {' '.join(HEAD_MODES)}")
+    try:
+        eagle.acceptance_table(args.acceptance, 1)
+    except ValueError as error:
+        parser.error(f"--acceptance: {error}")
+
+
+def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
+    """The planted models and the request."""
+    common = "dtype quantize kv_dtype num_speculative_tokens batch prompt_length max_new_tokens"
+    given = {name: getattr(args, name) for name in common.split()}
+    if args.drafter == "eagle3":
+        depths = max(args.num_speculative_tokens, *(args.sweep_tokens if "sweep" in args.modes else ()), 1)
+        return Case.planted_head(
+            args.target, args.acceptance, depths, args.ways, tuple(args.tree), speed=speed, **given
+        )
+    given |= {name: getattr(args, name) for name in ("quantize_draft", "devices")}
+    return Case.planted(args.target, args.draft, args.alpha, speed=speed, **given)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -123,15 +195,15 @@ def run(args: argparse.Namespace) -> None:
     if args.devices > 1:
         parallel.mesh(args.devices)  # too few devices are refused here
     device = jax.devices()[0]
+    head = args.drafter == "eagle3"
+    alpha = f"acceptance {' '.join(args.acceptance)}" if head else f"alpha = {args.alpha}"
     print(
-        f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.draft}, B = {args.batch}, "
-        f"K = {args.num_speculative_tokens}, alpha = {args.alpha}, {args.dtype}, {args.devices} device(s)"
+        f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.drafter if head else args.draft}, "
+        f"B = {args.batch}, K = {args.num_speculative_tokens}, {alpha}, {args.dtype}, {args.devices} device(s)"
     )
     speed = measure.bandwidth(4.0 if device.platform != "cpu" else 0.1)
     print(f"read {speed['read'] / 1e9:.0f} GB/s, copy {speed['copy'] / 1e9:.0f} GB/s")
-    names = "alpha dtype quantize quantize_draft kv_dtype devices"
-    names += " num_speculative_tokens batch prompt_length max_new_tokens"
-    case = Case.planted(args.target, args.draft, speed=speed, **{name: getattr(args, name) for name in names.split()})
+    case = _case(args, speed)
     about = {"device": device.device_kind, "jax": jax.__version__, "arguments": vars(args), "bandwidth": speed}
     table = Table(about, args.json)
     settings = tuple(parts.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()

@@ -4,19 +4,27 @@ A floor is the shortest possible time: the bytes that a step must read, over the
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.generation import requests
+from specjax.measure.benchmark import eagle
 from specjax.measure.benchmark import timed as measure
+from specjax.measure.benchmark.drafting import Drafting, by_model
 from specjax.models import parallel, quantized
 from specjax.models.config import PRESETS, LlamaConfig
 from specjax.models.lm import LM
-from specjax.testing import planted_pair
+from specjax.testing import planted_eagle3, planted_pair
 
-# The shapes by name. "tiny" is no published model: with it a command can be tried in seconds on any machine.
-SHAPES = {**PRESETS, "tiny": LlamaConfig(512, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192)}
+# The shapes by name. "tiny" and "small" are no published models: with them a command can be tried on any machine.
+SHAPES = {
+    **PRESETS,
+    "tiny": LlamaConfig(512, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192),
+    "small": LlamaConfig(4096, 512, 1024, 3, 8, 4, 64, max_position_embeddings=8192),  # wide enough to plant a head
+}
 
 
 def stored_as(other: LM, lm: LM) -> LM:
@@ -27,15 +35,15 @@ def stored_as(other: LM, lm: LM) -> LM:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Two models, a request, and the machine's bandwidth."""
+    """A target and a drafter, a request, and the machine's bandwidth."""
 
     # The planted target.
     target: LM
-    # The planted draft model.
-    draft: LM
+    # The planted draft model, an LM. None: a head drafts.
+    draft: Any
     # i64[V] The planted text: token x is followed by successor[x].
     successor: np.ndarray
-    # The share of tokens whose successor the draft predicts right.
+    # The share of tokens whose successor the draft predicts right; of a head, at depth 1.
     alpha: float
     # K.
     num_speculative_tokens: int
@@ -51,6 +59,10 @@ class Case:
     devices: int = 1
     # The seed of the weights, of the planted cycle and of the prompts.
     seed: int = 0
+    # The ways to draft with a planted head.
+    heads: tuple[Drafting, ...] = ()
+    # The tokens that prompts are made of. None: all tokens.
+    prompt_tokens: np.ndarray | None = None
 
     @classmethod
     def planted(
@@ -86,11 +98,53 @@ class Case:
         big, small = (dataclasses.replace(lm, kv_dtype=kv_dtype) for lm in (big, small))
         return cls(big, small, successor, alpha, speed=speed, devices=devices, **request)
 
+    @classmethod
+    def planted_head(
+        cls,
+        target: str,
+        acceptance: Sequence[str],
+        depths: int,
+        ways: Sequence[str],
+        tree: tuple[int, int],
+        dtype: str,
+        speed: dict[str, float],
+        quantize: str | None = None,
+        kv_dtype: str | None = None,
+        **request,
+    ) -> "Case":
+        """A case whose drafter is an EAGLE-3 head of a published head's shape.
+
+        Args:
+          target: a name of ``SHAPES``.
+          acceptance: as in :func:`specjax.measure.benchmark.eagle.acceptance_table`.
+          depths: the most tokens or levels that are drafted.
+          ways: of ``eagle.WAYS``.
+          tree: the breadth of a dynamic tree, and the number of nodes of a tree.
+          dtype, quantize, kv_dtype: as in :func:`specjax.load`, for the target; dtype for the head too.
+          speed, **request: the fields of the same names.
+
+        Raises:
+          ValueError: a rate is out of range, or the target is too small for so many depths.
+        """
+        table, seed = eagle.acceptance_table(acceptance, depths), request.get("seed", 0)
+        lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype))
+        lm = dataclasses.replace(lm.quantize(quantize) if quantize else lm, kv_dtype=kv_dtype)
+        head = dataclasses.replace(head, prefill_chunk=64)  # a sweep catches up by a few tokens before each run
+        heads, tokens = eagle.by_head(head, table, ways, *tree), np.asarray(head.tokens)
+        alpha = float(table[0, 0])
+        return cls(lm, None, successor, alpha, speed=speed, heads=heads, prompt_tokens=tokens, **request)
+
+    @property
+    def drafts(self) -> tuple[Drafting, ...]:
+        """The ways to draft that are measured: those of the head, or the draft model's."""
+        return self.heads or (by_model(self.draft, self.alpha),)
+
     def prompts(self, batch: int | None = None, length: int | None = None) -> list[list[int]]:
         """Random prompts. ``batch`` and ``length`` are the request's by default."""
         rng = np.random.default_rng(self.seed)
+        tokens = np.arange(self.target.config.vocab_size) if self.prompt_tokens is None else self.prompt_tokens
         shape = self.batch if batch is None else batch, self.prompt_length if length is None else length
-        return rng.integers(0, self.target.config.vocab_size, shape).tolist()
+        return tokens[rng.integers(0, len(tokens), shape)].tolist()
 
     def planted_text(self, prompt: list[int], count: int) -> list[int]:
         """The ``count`` tokens that follow a prompt in the planted text."""

@@ -7,7 +7,6 @@ from functools import partial
 
 import jax
 
-from specjax.drafters import DraftModel
 from specjax.generation.generate import prepare
 from specjax.generation.job import Job
 from specjax.measure.benchmark.case import Case
@@ -26,7 +25,7 @@ def latency(case: Case, table: Table, lengths: Sequence[int]) -> None:
       lengths: the prompt lengths in tokens.
     """
     size, jobs = case.num_speculative_tokens, {}
-    drafter = DraftModel(case.draft)
+    drafter = case.drafts[0].drafter(size)
     for length in lengths:
         asked = dict(drafter=drafter, num_speculative_tokens=size, max_new_tokens=4 * (size + 1))
         jobs[length] = prepare(case.target, case.prompts(1, length), **asked)

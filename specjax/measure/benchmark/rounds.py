@@ -1,4 +1,4 @@
-"""Times whole runs of ``generate``: plain decoding, and rounds of the draft model, of other drafters and of trees."""
+"""Times whole runs of ``generate``: plain decoding, and rounds of the case's drafters, of others and of given trees."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import numpy as np
 from specjax.decode import random
 from specjax.decode.draft_shape import FixedTreeShape
 from specjax.decode.types import Draft, Drafter, Plan
-from specjax.drafters import Cascade, DraftModel, Jacobi, Lookahead, PromptLookup, Retrieval
+from specjax.drafters import Cascade, Jacobi, Lookahead, PromptLookup, Retrieval
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.topology import from_widths
 from specjax.measure.benchmark.case import Case
@@ -20,7 +20,7 @@ from specjax.measure.timing import Given
 
 
 def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)) -> dict[str, Run]:
-    """Times plain decoding, and rounds of the draft model under each sampling setting.
+    """Times plain decoding, and rounds of each of the case's drafters under each sampling setting.
 
     Args:
       case: the models and the request.
@@ -28,12 +28,18 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
       settings: names of ``parts.SETTINGS``.
 
     Returns:
-      The run of each setting by its name, and plain decoding as "plain".
+      The run of each setting by the name of its row after "round, ", and plain decoding as "plain".
     """
     size, common = case.num_speculative_tokens, dict(max_new_tokens=case.max_new_tokens)
-    drafter = DraftModel(case.draft)
+    ways = {
+        f"{way.name}, {name}".removeprefix(", "): (way, name)
+        for way in case.drafts
+        for name in settings
+        if not (way.siblings and {"top_p", "top_k"} & set(SETTINGS[name]))
+    }
     options = {
-        name: dict(drafter=drafter, num_speculative_tokens=size, **SETTINGS[name], **common) for name in settings
+        row: dict(drafter=way.drafter(size), num_speculative_tokens=size, **SETTINGS[name], **common)
+        for row, (way, name) in ways.items()
     }
     prompts = case.prompts()
     runs = generations(case.target, prompts, {"plain": common, **options})
@@ -46,19 +52,19 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
         f"{plain.tokens_per_second:.1f} tokens/s, prefill {plain.prefill * 1e3:.1f} ms, text right: {right}",
         tokens_per_second=plain.tokens_per_second,
     )
-    floor = size * case.draft_floor + case.step_floor
-    for name in settings:
-        run = runs[name]
+    for name, (way, _) in ways.items():
+        run, floor = runs[name], way.floor(size, case.speed) + case.step_floor
         bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # with the kept tokens
         table.add(
             f"round, {name}",
             run.per_round,
             floor,
-            f"{run.tokens_per_second:.1f} tokens/s, {run.totals.tokens_per_step:.2f} a round, "
-            f"{run.tokens_per_second / plain.tokens_per_second:.2f} x plain (theorem 3.8 at the floors: "
-            f"{bound:.2f}), same text: {run.tokens == plain.tokens}",
+            f"{run.tokens_per_second:.1f} tokens/s, {run.totals.tokens_per_step:.2f} a round (expected "
+            f"{way.expected(size):.2f}), {run.tokens_per_second / plain.tokens_per_second:.2f} x plain (theorem 3.8 at "
+            f"the floors: {bound:.2f}), same text: {run.tokens == plain.tokens}",
             tokens_per_second=run.tokens_per_second,
             tokens_per_round=run.totals.tokens_per_step,
+            expected_tokens_per_round=way.expected(size),
         )
     return runs
 

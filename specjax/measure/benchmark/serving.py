@@ -7,7 +7,7 @@ program on the device. The engine reads the prompts one after the other, between
 import time
 from typing import Any
 
-from specjax.drafters import DraftModel, NoDraft
+from specjax.drafters import NoDraft
 from specjax.engine.engine import Engine
 from specjax.generation.generate import prepare
 from specjax.measure.benchmark.case import Case
@@ -15,7 +15,7 @@ from specjax.measure.benchmark.table import Table
 
 
 def serving(case: Case, table: Table, batches: tuple[int, ...], chunk: int | None) -> None:
-    """Times both for each number of requests, with plain decoding and with the draft model.
+    """Times both for each number of requests, with plain decoding and with each of the case's drafters.
 
     Args:
       case: the models and the request.
@@ -23,26 +23,28 @@ def serving(case: Case, table: Table, batches: tuple[int, ...], chunk: int | Non
       batches: the numbers of requests at once. The engine has as many slots.
       chunk: the prompt tokens that one call of the engine reads; None: the engine's default.
     """
-    ways: dict[str, dict[str, Any]] = {
-        "plain": dict(drafter=NoDraft(), num_speculative_tokens=0),
-        f"K = {case.num_speculative_tokens}": dict(
-            drafter=DraftModel(case.draft), num_speculative_tokens=case.num_speculative_tokens
-        ),
-    }
+    size = case.num_speculative_tokens
+    ways: dict[str, dict[str, Any]] = {"plain": dict(drafter=NoDraft(), num_speculative_tokens=0)}
+    for draft in case.drafts:
+        name = f"{draft.name}, K = {size}".removeprefix(", ")
+        ways[name] = dict(drafter=draft.drafter(size), num_speculative_tokens=size)
     for batch in batches:
-        prompts = case.prompts(batch)
+        prompts, plain = case.prompts(batch), 0.0
         for name, way in ways.items():
             library, texts = _library(case, prompts, way)
             figures, same = _engine(case, prompts, way, chunk, texts)
+            plain = plain or figures["decoding"]
             table.add(
                 f"engine, {name}, {batch} requests, a round",
                 figures["round"],
                 None,
                 f"decoding {figures['decoding']:.1f} tokens/s, generate {library:.1f}, ratio "
-                f"{figures['decoding'] / library:.3f}; with prompts {figures['whole']:.1f} tokens/s; first token after "
+                f"{figures['decoding'] / library:.3f}, {figures['decoding'] / plain:.2f} x plain; with prompts "
+                f"{figures['whole']:.1f} tokens/s; first token after "
                 f"{figures['first'] * 1e3:.1f} ms (median), same texts: {same}",
                 **figures,
                 generate=library,
+                times_plain=figures["decoding"] / plain,
             )
 
 

@@ -101,7 +101,7 @@ class Steady(NamedTuple):
 
 
 def start(job: Job) -> DecodeState:
-    """The state after the target has read the prompts. The drafter has read nothing yet and catches up in round 1."""
+    """The state after the target has read the prompts. The drafter has read nothing yet and catches up later."""
     decoder, (batch, capacity) = job.decoder, job.tokens.shape
     own = decoder.drafter.init(decoder.target, batch, capacity, decoder.num_speculative_tokens)
     return job.plain().start()._replace(drafter=own)
@@ -109,7 +109,7 @@ def start(job: Job) -> DecodeState:
 
 @partial(jax.jit, donate_argnames="state")
 def _until(decoder: Decoder, state: DecodeState, rounds: jax.Array) -> DecodeState:
-    """Runs rounds until ``rounds`` i32[] are done.
+    """Runs rounds until ``rounds`` i32[] are done. A drafter that fell behind first catches up.
 
     ``rounds`` is traced, so the loop is a while loop as in ``generate``.
     """
@@ -117,4 +117,5 @@ def _until(decoder: Decoder, state: DecodeState, rounds: jax.Array) -> DecodeSta
     def body(state: DecodeState) -> DecodeState:
         return one_round(decoder, state)[0]
 
+    state = state._replace(drafter=decoder.drafter.resume(decoder.target, state.drafter, state))
     return lax.while_loop(lambda state: jnp.any(state.active & (history_of(state).rounds < rounds)), body, state)

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from specjax.decode.types import Drafter
 from specjax.drafters import DraftModel
 from specjax.drafting import theory
 from specjax.generation import requests
 from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.drafting import Drafting
 from specjax.measure.benchmark.steady import Steady
 from specjax.measure.benchmark.table import Table
 from specjax.measure.benchmark.timed import side_by_side
-from specjax.models.lm import LM
 from specjax.report.progress import bar, say
 from specjax.testing import partly_right, planted_lm
 
@@ -32,71 +33,87 @@ def sweep(
     check_alphas: Sequence[float] = (),
     rounds: int = 20,
 ) -> None:
-    """Times rounds for every B and K. Adds a row for each to the table, and the section ``sweep``.
+    """Times rounds for every B and K and each of the case's drafters.
+
+    Adds a row for each to the table, and a section for each drafter: ``sweep``, or with the drafter's name after it.
 
     Args:
       case: the models and the request.
       table: the table that the figures go to.
       batches: every B to time.
       sizes: every K to time, each at least 1.
-      check_alphas: further acceptance rates at which the tokens of a round are measured, at the largest batch.
+      check_alphas: further acceptance rates of the draft model at which the tokens of a round are measured, at the
+        largest batch.
       rounds: the number of rounds that are timed together.
     """
-    capacity = requests.bucket(case.prompt_length + (rounds + 2) * (max(sizes) + 1), 128)
+    block = max(way.drafter(size).plan(case.target, size).block for way in case.drafts for size in sizes)
+    capacity = requests.bucket(case.prompt_length + (rounds + 1) * (max(sizes) + 1) + block, 128)
 
-    def steady(batch: int, size: int, draft: LM = case.draft) -> Steady:
-        drafter = DraftModel(draft) if size else None
+    def steady(batch: int, size: int, drafter: Drafter | None) -> Steady:
         return Steady.of(case.target, case.prompts(batch), drafter, size, rounds, capacity)
 
-    points_in_all = len(batches) * (1 + len(sizes)) + len(check_alphas) * len(sizes)
+    points_in_all = len(batches) * (1 + len(case.drafts) * len(sizes)) + len(check_alphas) * len(sizes)
     line = bar(desc="sweep", total=points_in_all, unit="point")
-    found: dict[str, Any] = {"rounds": rounds, "capacity": capacity, "plain": {}, "points": [], "checks": []}
+    common = {"rounds": rounds, "capacity": capacity}
+    found: dict[str, dict[str, Any]] = {
+        way.name: {**common, "plain": {}, "points": [], "checks": []} for way in case.drafts
+    }
     for batch in batches:
-        points = {size: steady(batch, size) for size in (0, *sizes)}
-        _time_batch(case, table, batch, points, found, line)
+        points = {(way, size): steady(batch, size, way.drafter(size)) for way in case.drafts for size in sizes}
+        _time_batch(case, table, batch, steady(batch, 0, None), points, found, line)
     for alpha in check_alphas:
         guess = partly_right(case.successor, alpha, case.seed + 1)
         draft = case.drafting(planted_lm(case.draft.config, guess, 2 * case.seed + 1, case.draft.dtype))
+        (checked,) = found.values()
         for size in sizes:
-            batch = max(batches)
-            tokens = steady(batch, size, draft).measure(repeats=1)[1]
-            expected = _check(found, batch, size, alpha, tokens)
+            batch, expected = max(batches), theory.expected_tokens(alpha, size)
+            tokens = steady(batch, size, DraftModel(draft)).measure(repeats=1)[1]
+            _check(checked, batch, size, alpha, tokens, expected)
             say(f"alpha = {alpha}, B = {batch}, K = {size}: {tokens:.2f} tokens a round, expected {expected:.2f}")
             line.update()
     line.close()
     table.save()
 
 
-def _time_batch(case: Case, table: Table, batch: int, points: dict[int, Steady], found: dict[str, Any], line) -> None:
-    """Times one batch: a plain step (the point of size 0, which comes first), then a round of each size.
+def _time_batch(
+    case: Case,
+    table: Table,
+    batch: int,
+    plain: Steady,
+    points: dict[tuple[Drafting, int], Steady],
+    found: dict[str, dict[str, Any]],
+    line,
+) -> None:
+    """Times one batch: a plain step, then a round of each drafter and size.
 
     Adds the figures to ``table`` and ``found``, and moves the progress bar ``line``.
     """
-    side_by_side([points[0].compile_prefill, *(point.compile for point in points.values())])
-    for size, point in points.items():
+    side_by_side([plain.compile_prefill, plain.compile, *(point.compile for point in points.values())])
+    step, _ = plain.measure()
+    line.update()
+    table.add(f"sweep, B = {batch}, plain step", step, case.step_floor)
+    for own in found.values():
+        own["plain"][str(batch)] = step
+    for (way, size), point in points.items():
         seconds, tokens = point.measure()
         line.update()
-        if size == 0:
-            found["plain"][str(batch)] = seconds
-            table.add(f"sweep, B = {batch}, plain step", seconds, case.step_floor)
-            continue
-        found["points"].append({"batch": batch, "size": size, "seconds": seconds})
-        table.sections["sweep"] = found  # a run that is cut short leaves its points: they can be drawn already
-        expected = _check(found, batch, size, case.alpha, tokens)
-        times = tokens * found["plain"][str(batch)] / seconds
+        own, expected = found[way.name], way.expected(size)
+        own["points"].append({"batch": batch, "size": size, "seconds": seconds})
+        # A run that is cut short leaves its points: they can be drawn already.
+        table.sections["sweep" if way.name == case.drafts[0].name else f"sweep, {way.name}"] = own
+        _check(own, batch, size, case.alpha, tokens, expected)
         table.add(
-            f"sweep, B = {batch}, K = {size}, round",
+            ", ".join(filter(None, ("sweep", way.name, f"B = {batch}", f"K = {size}", "round"))),
             seconds,
-            size * case.draft_floor + case.step_floor,
-            f"{tokens:.2f} tokens a row, expected {expected:.2f}; {times:.2f} x plain",
+            way.floor(size, case.speed) + case.step_floor,
+            f"{tokens:.2f} tokens a row, expected {expected:.2f}; {tokens * step / seconds:.2f} x plain, "
+            f"{expected * step / seconds:.2f} at the expected tokens",
         )
 
 
-def _check(found: dict[str, Any], batch: int, size: int, alpha: float, tokens: float) -> float:
-    """Adds a check of the measured tokens of a round. -> the expected tokens of a round (theory, equation 1)."""
-    expected = theory.expected_tokens(alpha, size)
+def _check(found: dict[str, Any], batch: int, size: int, alpha: float, tokens: float, expected: float) -> None:
+    """Adds a check of the measured tokens of a round."""
     found["checks"].append({"batch": batch, "size": size, "alpha": alpha, "tokens": tokens, "expected": expected})
-    return expected
 
 
 def speedup(found: dict[str, Any], batch: int, size: int, alpha: float) -> float:

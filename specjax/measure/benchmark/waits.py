@@ -7,7 +7,6 @@ import itertools
 import statistics
 import time
 
-from specjax.drafters import DraftModel
 from specjax.engine.engine import Engine
 from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.serving import clock
@@ -27,9 +26,10 @@ def waits(case: Case, table: Table, known: int, long: int, chunk: int | None) ->
       long: the tokens of the prompt that is read while others decode.
       chunk: the prompt tokens that one call of the engine reads; None: the engine's default.
     """
+    size = case.num_speculative_tokens
     others = RUNNING * (case.prompt_length + case.max_new_tokens + 2 * PAGE)
     with Engine(
-        case.target, DraftModel(case.draft), num_speculative_tokens=case.num_speculative_tokens, slots=2 * RUNNING,
+        case.target, case.drafts[0].drafter(size), num_speculative_tokens=size, slots=2 * RUNNING,
         capacity=long + case.max_new_tokens, kv_tokens=long + 2 * known + others + 8 * PAGE, prefill_chunk=chunk,
     ) as engine:  # fmt: skip
         engine.submit(case.prompts(1, 2 * PAGE)[0], max_new_tokens=2, cache_salt="compiling").result()
@@ -42,7 +42,7 @@ def waits(case: Case, table: Table, known: int, long: int, chunk: int | None) ->
             engine.submit(p, max_new_tokens=case.max_new_tokens, ignore_eos=True, listener=clock(stamps[row]))
             for row, p in enumerate(case.prompts(RUNNING))
         ]
-        while min(map(len, stamps)) < 4 * (case.num_speculative_tokens + 1):
+        while min(map(len, stamps)) < 4 * (size + 1):
             time.sleep(0.001)
         began = time.perf_counter()
         handle = engine.submit(case.prompts(1, long)[0], max_new_tokens=2, ignore_eos=True)
@@ -68,5 +68,3 @@ def _gaps(stamps: list[float], first: float, last: float) -> list[float]:
     """The times between rounds of one request within a span. Tokens of one round come within a millisecond."""
     inside = [moment for moment in stamps if first <= moment <= last]
     return [b - a for a, b in itertools.pairwise(inside) if b - a > 1e-3]
-
-
