@@ -73,7 +73,8 @@ def load(
         source = open_source(path)
         config, tokenizer = source.config, source.tokenizer
         params = source.fill(dtype, parallel.placement(config, mesh, quantize))
-    return LM(_with_stop_token(config, tokenizer), params, tokenizer, kv_dtype, parallel.cache_sharding(mesh))
+    config, sharding = _with_stop_token(config, tokenizer), parallel.cache_sharding(mesh)
+    return LM(config, params, tokenizer, kv_dtype, sharding, str(name_or_path))
 
 
 def _with_stop_token(config: LlamaConfig, tokenizer: Tokenizer | None) -> LlamaConfig:

@@ -2,6 +2,7 @@
 
 from specjax.checkpoints.trained_drafters import load, shipped
 from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic
+from specjax.drafters.auto import auto
 from specjax.drafters.cascade import Cascade
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.eagle import Eagle
@@ -49,6 +50,7 @@ __all__ = [
     "Retrieval",
     "SinkWindow",
     "TreeModel",
+    "auto",
     "load",
     "shipped",
 ]

@@ -9,15 +9,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from specjax import drafters
 from specjax.decode.numeric import is_int
 from specjax.engine import sizes
 from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
 from specjax.engine.handle import Handle
 from specjax.engine.loop import Loop
-from specjax.engine.pace import Pace
 from specjax.engine.programs import Limits
-from specjax.engine.silent import can_be_silent
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
 from specjax.generation.options import Options, asked
@@ -45,12 +44,13 @@ class Engine:
 
     Args:
       lm: the target model.
-      drafter, verifier, num_speculative_tokens, lossy: as in :class:`specjax.Options`, for all requests.
+      drafter: "auto" for :func:`specjax.drafters.auto`; else as in :class:`specjax.Options`, for all requests.
+      verifier, num_speculative_tokens, lossy: as in :class:`specjax.Options`, for all requests.
       slots: B, the requests that decode at the same time.
       capacity: the most tokens of a request, prompt included. It is cut to the model's context.
       kv_tokens: the tokens that the caches of all requests hold together. None: enough for every slot at capacity.
       exact: True: every target call has one shape. False: a round in which all drafts are short makes a narrower call,
-        and while drafting doesn't pay, rounds are plain steps. The law of the output is the same, but a request's
+        and rounds draft half of K or nothing while that is faster. The law of the output is the same, but a request's
         tokens then depend on the other requests and on the clock.
       block_width: as in :class:`specjax.Options`. None: the drafter's widest block if ``exact``.
       prefix_cache: whether requests share the cache pages of common prefixes.
@@ -67,7 +67,7 @@ class Engine:
     def __init__(
         self,
         lm: LM,
-        drafter: Any = "ngram",
+        drafter: Any = "auto",
         verifier: Any = "rejection",
         num_speculative_tokens: int = 5,
         slots: int = 8,
@@ -88,6 +88,7 @@ class Engine:
             sizes.check_count(name, value, low=0)
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+        drafter = drafters.auto(lm) if drafter == "auto" else drafter
         self.lm, self.max_waiting = lm, max_waiting
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
         self._fixed = dict(
@@ -105,8 +106,7 @@ class Engine:
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
         self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
-        pace = Pace() if not exact and can_be_silent(self.decoder) else None
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, paced=not exact)
         self._commands, self._closing = Commands(), False
         self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0

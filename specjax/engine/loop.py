@@ -21,7 +21,7 @@ from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
 from specjax.engine.programs import Limits, Packed
 from specjax.engine.queue import Waiting
-from specjax.engine.silent import silenced
+from specjax.engine.shortened import by_length
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket
 from specjax.generation.completion import RowRound
@@ -35,8 +35,8 @@ class Flight(NamedTuple):
     tickets: list[Ticket | None]
     # The results, on their way to the host.
     packed: Packed
-    # Whether the round drafted.
-    drafts: bool
+    # The number of tokens that the round drafted at most.
+    kind: int
     # Whether the device had something else to do before the round, or nothing, so that its time says little.
     held_up: bool
 
@@ -50,14 +50,15 @@ class Loop:
       chunk: the number of prompt tokens that one call reads.
       headroom: the number of cache entries that a request needs past its limit.
       prefix_cache: whether requests share the pages of common prefixes.
-      pace: chooses rounds that draft or plain rounds; None: every round drafts.
+      paced: whether rounds draft fewer tokens, or none, while that is faster.
     """
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, pace: Pace | None = None
+        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, paced: bool = False
     ):
         self.decoder, self.limits, self.chunk = decoder, limits, chunk
-        self.pace, self.plain = pace, silenced(decoder)
+        self.decoders = by_length(decoder) if paced else {decoder.num_speculative_tokens: decoder}
+        self.pace = Pace(self.decoders)
         self.headroom, self.prefix_cache = headroom, prefix_cache
         self.programs = programs.programs_of(decoder, limits)
         self.state: Any = self.programs.empty(decoder, limits)
@@ -96,13 +97,14 @@ class Loop:
             self.checks.check(self)
 
     def compile_others(self, ticket: Ticket) -> None:
-        """Runs what a first request may not need: plain rounds, and the program that reads a chunk, at every width.
+        """Runs what a first request may not need: shorter rounds, and the program that reads a chunk, at every width.
 
         Args:
           ticket: any request. Its row owns no pages here.
         """
-        for full in (False, True) if self.pace is not None else ():
-            self.state, _ = self.programs.round(self.plain, self.state, full)
+        for full in (False, True):
+            for decoder in self.decoders.values():
+                self.state, _ = self.programs.round(decoder, self.state, full)
         for width in self.widths:
             row = self.programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
             self.state, _ = self.programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
@@ -219,11 +221,11 @@ class Loop:
     def _dispatch(self) -> None:
         """Starts one round. The results are copied to the host as soon as they are there."""
         full = any(ticket is not None and ticket.full for ticket in self.running)
-        drafts = self.pace is None or self.pace.next_drafts()
-        self.state, packed = self.programs.round(self.decoder if drafts else self.plain, self.state, full)
+        kind = self.pace.next_kind()
+        self.state, packed = self.programs.round(self.decoders[kind], self.state, full)
         for leaf in jax.tree.leaves(packed):
             leaf.copy_to_host_async()
-        self.in_flight.append(Flight(list(self.running), packed, drafts, self.held_up or not self.in_flight))
+        self.in_flight.append(Flight(list(self.running), packed, kind, self.held_up or not self.in_flight))
         self.held_up = False
         self.counts.rounds += 1
 
@@ -231,10 +233,10 @@ class Loop:
         """Gives the results of a round to the requests that had the slots then and have them still."""
         packed, began = jax.device_get(flight.packed), self.learned
         self.learned = time.perf_counter()
-        if self.pace is not None and not flight.held_up:
+        if not flight.held_up:
             took_part = packed.numbers[packed.numbers[:, 0] > 0, 0]
             if len(took_part):
-                self.pace.learn(flight.drafts, self.learned - began, float(took_part.mean()))
+                self.pace.learn(flight.kind, self.learned - began, float(took_part.mean()))
         ended = []
         for slot, ticket in enumerate(flight.tickets):
             if ticket is None or self.running[slot] is not ticket:

@@ -19,7 +19,8 @@ class LM:
     """A Llama-family model.
 
     The model is a pytree. ``params`` holds the leaves, all else is static, so two models of one shape share compiled
-    programs. The tokenizer stays on the host: it is dropped where the model enters ``jit``.
+    programs. The tokenizer and the name stay on the host: they are dropped where the model enters
+    ``jit``.
     """
 
     # Shape and constants.
@@ -32,6 +33,8 @@ class LM:
     kv_dtype: str | None = None
     # How keys and values lie on the model's mesh (specjax.parallel). None: the model is on one device.
     cache_sharding: NamedSharding | None = None
+    # The name by which the model was loaded. None: it was made in another way.
+    name: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -147,5 +150,5 @@ class LM:
 
 
 jax.tree_util.register_dataclass(
-    LM, data_fields=["params"], meta_fields=["config", "kv_dtype", "cache_sharding"], drop_fields=["tokenizer"]
+    LM, data_fields=["params"], meta_fields=["config", "kv_dtype", "cache_sharding"], drop_fields=["tokenizer", "name"]
 )

@@ -1,11 +1,11 @@
-"""Rounds that draft and plain rounds in turn: the same texts, and no more drafting than pays."""
+"""Rounds that draft more, less and nothing in turn: the same texts, and no more drafting than pays."""
 
 import numpy as np
 import pytest
 from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
 
 import specjax
-from specjax.engine import engine as engines
+from specjax.engine import loop
 from specjax.engine.pace import TRIAL, Pace
 
 QUICK = ("prompt lookup", "noisy twin", "head")
@@ -13,17 +13,18 @@ PROMPTS = [np.random.default_rng(i).integers(0, 4, n).tolist() for i, n in enume
 
 
 class InTurn:
-    """Three rounds that draft, then two plain ones."""
+    """Three rounds that draft all of K = 3, two that draft one token, and two plain ones."""
 
-    def __init__(self):
+    def __init__(self, kinds):
+        assert set(kinds) == {0, 1, 3}
         self.rounds = 0
 
-    def next_drafts(self):
+    def next_kind(self):
         self.rounds += 1
-        return self.rounds % 5 < 3
+        return (3, 3, 3, 1, 1, 0, 0)[self.rounds % 7]
 
-    def learn(self, drafted, seconds, tokens):
-        assert drafted or tokens == 1
+    def learn(self, kind, seconds, tokens):
+        assert tokens <= kind + 1
 
 
 def each_drafter():
@@ -32,9 +33,9 @@ def each_drafter():
 
 
 @pytest.mark.parametrize("name", each_drafter())
-def test_plain_rounds_between_drafted_ones_change_no_token(name, monkeypatch):
+def test_shorter_and_plain_rounds_between_others_change_no_token(name, monkeypatch):
     """By ``coupled`` a text depends on neither drafts nor rounds. After a plain round drafts are as good as before."""
-    monkeypatch.setattr(engines, "Pace", InTurn)
+    monkeypatch.setattr(loop, "Pace", InTurn)
     target = TARGETS.get(name, TARGET)
     way = dict(drafter=DRAFTERS[name], verifier="coupled", num_speculative_tokens=3)
     asked = dict(max_new_tokens=30, temperature=0.9, ignore_eos=True)
@@ -43,31 +44,36 @@ def test_plain_rounds_between_drafted_ones_change_no_token(name, monkeypatch):
         results = [engine.submit(p, seed=i, **asked) for i, p in enumerate(PROMPTS)]
         found = [handle.result() for handle in results]
     assert [result.tokens[0] for result in found] == expected
-    assert engine._loop.pace is not None
     drafted = [n for result in found for n in result.metrics[0].per_step_drafted]
-    assert 0 in drafted and max(drafted) > 0
+    assert {0, 1} <= set(drafted) and max(drafted) > 1
 
 
-def simulated(drafted, plain, accepted, rounds=2000):
-    """The share of drafted rounds, and the tokens per second over those of plain rounds alone."""
-    pace, drafts, seconds, tokens = Pace(), 0, 0.0, 0.0
+def simulated(seconds, tokens, rounds=2000):
+    """The share of each kind of rounds, and the tokens per second over those of plain rounds alone."""
+    pace, shares = Pace(seconds), dict.fromkeys(seconds, 0.0)
     for _ in range(rounds):
-        kind = pace.next_drafts()
-        took, gave = (drafted, accepted) if kind else (plain, 1.0)
-        pace.learn(kind, took, gave)
-        drafts, seconds, tokens = drafts + kind, seconds + took, tokens + gave
-    return drafts / rounds, tokens / seconds * plain
+        kind = pace.next_kind()
+        pace.learn(kind, seconds[kind], tokens[kind])
+        shares[kind] += 1 / rounds
+    gave, took = (sum(shares[kind] * of[kind] for kind in shares) for of in (tokens, seconds))
+    return shares, gave / took * seconds[0] / tokens[0]
 
 
-def test_drafting_that_pays_is_kept_and_drafting_that_costs_is_left():
-    assert simulated(drafted=2.0, plain=1.0, accepted=3.5)[0] > 0.95
-    share, speed = simulated(drafted=2.0, plain=1.0, accepted=1.5)
-    assert share < 2 / TRIAL and speed > 0.98
+def test_each_kind_is_kept_while_it_is_the_fastest_and_drafting_that_costs_is_left():
+    seconds = {0: 1.0, 2: 1.5, 4: 2.0}
+    for tokens, best in (((1, 2, 3.5), 4), ((1, 2, 2.2), 2), ((1, 1.3, 1.5), 0)):
+        shares, speed = simulated(seconds, dict(zip(seconds, tokens, strict=True)))
+        assert shares[best] > 0.96 and min(shares.values()) > 0 and speed > 0.98
 
 
 def test_one_slow_round_changes_nothing():
-    pace = Pace()
-    for kind, seconds, tokens in [(True, 2.0, 3.0), (False, 1.0, 1.0)] * 9:
+    pace = Pace([0, 2])
+    for kind, seconds, tokens in [(2, 2.0, 3.0), (0, 1.0, 1.0)] * 9:
         pace.learn(kind, seconds, tokens)
-    pace.learn(True, 100.0, 3.0)
-    assert pace.next_drafts()
+    pace.learn(2, 100.0, 3.0)
+    assert pace.next_kind() == 2
+
+
+def test_a_single_kind_is_always_chosen():
+    pace = Pace([5])
+    assert {pace.next_kind() for _ in range(3 * TRIAL)} == {5}
