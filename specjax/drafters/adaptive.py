@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode.arrays import leading_run, span, where_rows
+from specjax.decode.arrays import fitted, leading_run, span, where_rows
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafting import theory
 from specjax.drafting.base import static
+from specjax.drafting.combine import widened
 from specjax.models.cache import KVCache
 from specjax.models.model import Model, Output
 from specjax.verify import pieces as chain
@@ -266,12 +267,8 @@ class Adaptive:
 
         def at_size(size: int, inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
             draft, inner, cache = self.drafter.propose(target, inner, state._replace(cache=cache), keys, size)
-            missing = ((0, 0), (0, num_speculative_tokens - size))
-            probs = None if draft.probs is None else jnp.pad(draft.probs, (*missing, (0, 0)))
-            told = chain.told_confidence(draft), chain.told_entropy(draft)
-            tokens, valid, confidence, entropy = (jnp.pad(x, missing) for x in (draft.tokens, draft.valid, *told))
-            draft = draft._replace(tokens=tokens, valid=valid, probs=probs, confidence=confidence, entropy=entropy)
-            return draft, inner, cache
+            draft = draft._replace(confidence=chain.told_confidence(draft), entropy=chain.told_entropy(draft))
+            return widened(draft, num_speculative_tokens), inner, cache
 
         most = jnp.max(jnp.where(state.active, chosen, 0))
         branch = jnp.sum(most > jnp.array(sizes[:-1], jnp.int32), dtype=jnp.int32)
@@ -280,7 +277,8 @@ class Adaptive:
         goes_on = self.policy.goes_on(draft)[:, :-1]
         length = jnp.minimum(1 + leading_run(goes_on), chosen)
         valid = draft.valid & (span(num_speculative_tokens) < length[:, None])
-        return draft._replace(valid=valid), AdaptiveState(inner, own.policy, draft.entropy, state.active), cache
+        entropy = fitted(draft.entropy, own.entropy.shape[1])  # an engine may ask for a smaller K for a while
+        return draft._replace(valid=valid), AdaptiveState(inner, own.policy, entropy, state.active), cache
 
     def commit(self, target: Model, own: AdaptiveState, state: DecodeState, outcome: Outcome | None) -> AdaptiveState:
         inner, policy = self.drafter.commit(target, own.inner, state, outcome), own.policy

@@ -39,11 +39,17 @@ def same_probs(drafts: Sequence[Draft], vocab: int) -> tuple[Draft, ...]:
 def as_tree(draft: Draft, size: int) -> Draft:
     """The same draft as a grown tree of ``size`` nodes. The nodes that are added are not valid."""
     rows, drafted = draft.tokens.shape
-    parents = parents_of(draft.shape, rows, drafted)
+    parents = jnp.pad(parents_of(draft.shape, rows, drafted), ((0, 0), (0, size - drafted)))
+    return widened(draft, size)._replace(shape=grown(parents))
 
-    def wide(x):
-        return None if x is None else jnp.pad(x, ((0, 0), (0, size - drafted), *((0, 0),) * (x.ndim - 2)))
+
+def widened(draft: Draft, size: int) -> Draft:
+    """The same draft with room for ``size`` tokens a row. The tokens that are added are not valid."""
+    missing = size - draft.tokens.shape[1]
+
+    def wide(x):  # [B, N, ...] -> [B, size, ...]
+        return None if x is None else jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
 
     per_token = {name: wide(getattr(draft, name)) for name in ("tokens", "valid", "probs", "confidence", "entropy")}
-    return draft._replace(**per_token, shape=grown(wide(parents)))
+    return draft._replace(**per_token)
 

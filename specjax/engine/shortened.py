@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax.decode.decoder import Decoder
 from specjax.decode.types import DecodeState, Draft, Drafter, Plan
 from specjax.drafting.base import Wrapping
+from specjax.drafting.combine import widened
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
@@ -37,15 +38,7 @@ class Shortened(Wrapping):
             shape = len(state.lengths), num_speculative_tokens
             return Draft(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), None), own, state.cache
         draft, own, cache = self.inner.propose(target, own, state, keys, self.most)
-        missing = num_speculative_tokens - self.most
-
-        def padded(x: Any) -> Any:  # [B, most, ...] -> [B, K, ...]
-            return None if x is None else jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-
-        tokens, valid, probs, tree, at_least, confidence, entropy = draft
-        confidence, entropy = padded(confidence), padded(entropy)
-        draft = Draft(padded(tokens), padded(valid), padded(probs), tree, at_least, confidence, entropy)
-        return draft, own, cache
+        return widened(draft, num_speculative_tokens), own, cache
 
 
 jax.tree_util.register_dataclass(Shortened, data_fields=["inner"], meta_fields=["most"])

@@ -13,7 +13,7 @@ PROMPTS = [np.random.default_rng(i).integers(0, 4, n).tolist() for i, n in enume
 
 
 class InTurn:
-    """Three rounds that draft all of K = 3, two that draft one token, and two plain ones."""
+    """Three rounds that draft all of K = 3, two that draft one token, and two that draft nothing."""
 
     def __init__(self, kinds):
         assert set(kinds) == {0, 1, 3}
@@ -21,7 +21,7 @@ class InTurn:
 
     def next_kind(self):
         self.rounds += 1
-        return (3, 3, 3, 1, 1, 0, 0)[self.rounds % 7]
+        return (3, 1, 3, 3, 0, 0, 1)[self.rounds % 7]
 
     def learn(self, kind, seconds, tokens):
         assert tokens <= kind + 1
@@ -45,7 +45,7 @@ def test_shorter_and_plain_rounds_between_others_change_no_token(name, monkeypat
         found = [handle.result() for handle in results]
     assert [result.tokens[0] for result in found] == expected
     drafted = [n for result in found for n in result.metrics[0].per_step_drafted]
-    assert {0, 1} <= set(drafted) and max(drafted) > 1
+    assert 0 in drafted and max(drafted) > 0 and (name not in QUICK or {1, 3} <= set(drafted))
 
 
 def simulated(seconds, tokens, rounds=2000):
