@@ -2,7 +2,6 @@
 
 import atexit
 import dataclasses
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from specjax.engine.programs import Limits
 from specjax.engine.silent import can_be_silent
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
+from specjax.engine.window import results
 from specjax.generation.options import Options, asked
 from specjax.generation.result import Event, Result
 from specjax.models import cache as kv
@@ -82,10 +82,15 @@ class Engine:
         max_listed: int = 512,
         lossy: bool = False,
     ):
+        if not isinstance(lm, LM):
+            raise ValueError(f"lm must be a model, as specjax.load gives it, got {lm!r}")
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
             sizes.check_count(name, value)
         for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
             sizes.check_count(name, value, low=0)
+        for name, value in (("exact", exact), ("prefix_cache", prefix_cache)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
         self.lm, self.max_waiting = lm, max_waiting
@@ -95,6 +100,11 @@ class Engine:
             block_width=block_width,
         )  # fmt: skip
         decoder = job_for(lm, [0], Options(**self._fixed, allow_unknown_ids=True)).decoder
+        if exact and decoder.plan.shared_shapes:
+            raise ValueError(
+                f"{type(drafter).__name__} drafts in calls whose shape depends on all requests, so a request's last "
+                "bits would depend on the others; pass exact=False, or another drafter"
+            )
         width = decoder.plan.block if block_width is None and exact else block_width
         self.decoder = dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
         self.capacity = min(capacity, lm.max_positions)
@@ -155,37 +165,23 @@ class Engine:
             self._commands.put(lambda: self._enter(ticket))
         return handle
 
-    def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, Result]]:
+    def generate(self, requests: Iterable[Any]) -> Iterator[tuple[int, Result | Exception]]:
         """Runs any number of requests, and yields results as the requests end.
 
-        Only a window of requests is in the engine at any time, so the iterable may be endless.
+        Only a window of requests is in the engine at any time, so the iterable may be endless. If other threads have
+        filled the queue, the call waits.
 
         Args:
           requests: the arguments of :meth:`submit` as dicts, with the key "prompt".
 
         Yields:
-          The request's index in the iterable, and its result.
+          The request's index in the iterable, and its result. In place of the result of a request that is refused, or
+          that fails, stands the error that :meth:`submit` or :meth:`Handle.result` raised. The other requests go on.
 
         Raises:
-          ValueError: as :meth:`submit`, at the request's turn.
+          EngineClosedError: the engine is closed, or ended before the requests.
         """
-        done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
-        window, source = min(2 * self.limits.slots, self.max_waiting), enumerate(requests)
-        pending: dict[Handle, int] = {}  # the requests in the engine, and their indices
-        try:
-            while True:
-                while len(pending) < window and (given := next(source, None)) is not None:
-                    index, request = given
-                    handle = self.submit(**request)
-                    pending[handle] = index
-                    handle.when_done(done.put)
-                if not pending:
-                    return
-                handle = done.get()
-                yield pending.pop(handle), handle.result()
-        finally:
-            for handle in pending:
-                handle.abort()
+        return results(self, requests)
 
     def stats(self) -> Stats:
         """Counts so far, and what the engine holds now."""

@@ -1,8 +1,10 @@
 """A request on its way through the engine: what was asked, where the request stands, and what it has so far."""
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from specjax.decode import random
@@ -83,6 +85,11 @@ def job_for(lm: Any, prompt: Any, options: Options) -> Job:
     Raises:
       ValueError: an option or the prompt can't be used.
     """
+    if isinstance(prompt, bytes) or not isinstance(prompt, str | Sequence | np.ndarray | jax.Array):
+        raise ValueError(
+            f"prompt must be one prompt: a string, a conversation (a list of messages) or a list of token ids, got "
+            f"{prompt!r}"
+        )
     return job_of(lm, [prompt], options, random.key_words)
 
 
