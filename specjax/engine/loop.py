@@ -15,12 +15,13 @@ import numpy as np
 
 from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
-from specjax.engine import programs
+from specjax.engine import programs, saved
 from specjax.engine.checks import Checks
 from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
 from specjax.engine.programs import Limits, Packed
 from specjax.engine.queue import Waiting
+from specjax.engine.saved import Saved
 from specjax.engine.silent import silenced
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket
@@ -49,16 +50,12 @@ class Loop:
       limits: the sizes of the engine's arrays.
       chunk: the number of prompt tokens that one call reads.
       headroom: the number of cache entries that a request needs past its limit.
-      prefix_cache: whether requests share the pages of common prefixes.
       pace: chooses rounds that draft or plain rounds; None: every round drafts.
     """
 
-    def __init__(
-        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, pace: Pace | None = None
-    ):
-        self.decoder, self.limits, self.chunk = decoder, limits, chunk
+    def __init__(self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, pace: Pace | None = None):
+        self.decoder, self.limits, self.chunk, self.headroom = decoder, limits, chunk, headroom
         self.pace, self.plain = pace, silenced(decoder)
-        self.headroom, self.prefix_cache = headroom, prefix_cache
         self.state: Any = programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
         self.widths = _widths(chunk, self.width)
@@ -104,7 +101,9 @@ class Loop:
             self.state, _ = programs.round(self.plain, self.state, full)
         for width in self.widths:
             row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
-            self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+            self.state, row = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+        self.state = saved.compiled(self.state)
+        programs.resumed(row, ticket.row.key, np.zeros((1, self.width), np.int32))
 
     def add(self, ticket: Ticket) -> None:
         """A request joins the queue. If it asks for no new token, it ends at once."""
@@ -126,6 +125,7 @@ class Loop:
             self._release([ticket])
         else:
             self.waiting.remove(ticket)
+            ticket.samples.leave(ticket)
         self._end(ticket)
 
     def fail(self, error: BaseException) -> None:
@@ -166,24 +166,38 @@ class Loop:
         if not self.waiting or None not in self.running:
             return False
         ticket = self.waiting.first()
-        known = self.pages.known(ticket.keys) if self.prefix_cache else []
+        known, resume = self.pages.known(ticket.keys), ticket.samples.read
+        if resume is not None and len(known) < resume.first:
+            resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
         # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
-        known = known[: len(known) * PAGE // self.chunk * self.chunk // PAGE]
+        known = known[: resume.first if resume else len(known) * PAGE // self.chunk * self.chunk // PAGE]
         self.pages.share(known)
         missing = self.pages_for(ticket.limit) - len(known)
         if missing > self.pages.available:  # nobody overtakes the first in the queue, so it starts before others do
             self.pages.give_back(known)
             return False
         self.waiting.pop()
-        ticket.mark("admitted")
         ticket.pages = known + self.pages.take(missing)
-        ticket.cached_tokens = ticket.read = len(known) * PAGE
+        ticket.read = ticket.to_read if resume else len(known) * PAGE
+        self._stage(ticket, resume)
+        ticket.samples.leave(ticket)
+        ticket.mark("admitted")
+        ticket.cached_tokens = ticket.read
         self.counts.prompt_tokens += len(ticket.prompt)
         self.counts.cached_tokens += ticket.cached_tokens
+        return True
+
+    def _stage(self, ticket: Ticket, resume: Saved | None) -> None:
+        """Makes the row of a request that has its pages: an empty row, or a saved one with its saved entries."""
         table = np.zeros((1, self.width), np.int32)
         table[0, : len(ticket.pages)] = ticket.pages
-        self.staged, self.staged_row = ticket, programs.stage(self.decoder, ticket.row._replace(table=table))
-        return True
+        self.staged = ticket
+        if resume is None:
+            self.staged_row = programs.stage(self.decoder, ticket.row._replace(table=table))
+            return
+        self.held_up = True
+        self.state = saved.restored(self.state, resume, ticket.pages[resume.first :])
+        self.staged_row = programs.resumed(resume.row, ticket.row.key, table)
 
     def _read_chunk(self) -> bool:
         """Reads one chunk of the staged request's prompt. If the prompt is then read, the request gets a slot.
@@ -198,8 +212,9 @@ class Loop:
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
-        if self.prefix_cache:
-            self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        if ticket.samples.waiting and ticket.to_read:
+            ticket.samples.read = saved.prompt_of(self.state, self.staged_row, ticket.pages, len(ticket.prompt))
         ticket.slot = self.running.index(None)
         self.state = programs.join(self.state, self.staged_row, _numbers(ticket.slot))
         self.running[ticket.slot] = ticket

@@ -118,16 +118,44 @@ def feed(
 
 @partial(jax.jit, donate_argnames=("state",))
 def join(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
-    """Puts the staged row, whose prompt is read, into slot i32[1]. The next round generates the row's first tokens."""
-    lengths = row.request.prompt_lengths
-    row = row._replace(cache=kv.with_lengths(row.cache, lengths - 1), active=lengths < row.request.limit)
-    return rows.insert(state, slot, row)
+    """Puts the staged row, all of whose tokens but the last are read, into slot i32[1]. The next round goes on there.
+
+    A row that was read to the end of its prompt, and a row that has some new tokens already, are alike in that.
+    """
+    cache = kv.with_lengths(row.cache, row.lengths - 1)
+    return rows.insert(state, slot, row._replace(cache=cache, active=row.lengths < row.request.limit))
 
 
 @partial(jax.jit, donate_argnames=("state",))
 def release(state: DecodeState, slots: jax.Array) -> DecodeState:
     """Makes the slots marked by bool[B] idle. From the next program on, nothing is written to their pages."""
     return rows.release(state, slots)
+
+
+@jax.jit
+def read_pages(state: DecodeState, pages: jax.Array) -> list[Any]:
+    """The entries of pages i32[n] in every pool: arrays [n, kv_heads, PAGE, ...]."""
+    return [jax.tree.map(lambda pool: pool[pages], (cache.keys, cache.values)) for cache in caches(state)]
+
+
+@partial(jax.jit, donate_argnames=("state",))
+def write_pages(state: DecodeState, pages: jax.Array, entries: list[Any]) -> DecodeState:
+    """Puts entries, as :func:`read_pages` gave them, into pages i32[n] of every pool."""
+    left = iter(entries)
+
+    def filled(cache: KVCache) -> KVCache:
+        pools = cache.keys, cache.values
+        keys, values = jax.tree.map(lambda pool, new: pool.at[pages].set(new), pools, next(left))
+        return cache.replace(keys=keys, values=values)
+
+    return rows.over_caches(filled, lambda x: x, state)
+
+
+@jax.jit
+def resumed(row: DecodeState, key: jax.Array, table: jax.Array) -> DecodeState:
+    """A saved row with another key's words u32[1, 2] and other pages i32[1, W]: the staged row of a request."""
+    request = row.request._replace(key=random.wrapped(key))
+    return rows.with_table(row._replace(request=request), table)
 
 
 @partial(jax.jit, static_argnames=("full",), donate_argnames=("state",))

@@ -18,7 +18,8 @@ class Stats:
     kv_tokens: int = 0
     # Rounds so far.
     rounds: int = 0
-    # Tokens of the prompts of admitted requests, and how many of these were found in the prefix cache.
+    # Tokens of the prompts of admitted requests, and how many of these were found in the prefix cache, or had been read
+    # for another sample of the same request.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     # New tokens of all requests.
