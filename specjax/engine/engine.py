@@ -54,6 +54,9 @@ class Engine:
       prefix_cache: whether requests share the cache pages of common prefixes.
       prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 128, on a CPU 64. A hit in the
         prefix cache is a multiple of this number.
+      overcommit: True: a request gets cache pages as it grows, so that more requests fit into ``kv_tokens``. When the
+        pages run out, the youngest request is swapped out to the host's memory, and goes on later with the same tokens.
+        False: a request that has a slot has all its pages, and is never held up.
       max_waiting: how many requests may wait for a slot.
       max_logprobs: the most likeliest tokens that a request may ask for at each position.
       max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
@@ -75,6 +78,7 @@ class Engine:
         block_width: int | None = None,
         prefix_cache: bool = True,
         prefill_chunk: int | None = None,
+        overcommit: bool = False,
         max_waiting: int = 1024,
         max_logprobs: int = 20,
         max_listed: int = 512,
@@ -86,7 +90,7 @@ class Engine:
             sizes.check_count(name, value)
         for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
             sizes.check_count(name, value, low=0)
-        for name, value in (("exact", exact), ("prefix_cache", prefix_cache)):
+        for name, value in (("exact", exact), ("overcommit", overcommit), ("prefix_cache", prefix_cache)):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
@@ -108,14 +112,14 @@ class Engine:
         self.capacity = min(capacity, lm.max_positions)
         chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
-        headroom = self.decoder.headroom + sizes.further_room(self.decoder, tokens)
+        headroom = self.decoder.headroom + sizes.further_room(self.decoder)
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
         self.kv_tokens = pages * PAGE  # that fit into all pages
         self.longest = sizes.longest(self.capacity, self.kv_tokens, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
         pace = Pace() if not exact and can_be_silent(self.decoder) else None
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, pace)
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, pace)
         self._commands, self._closing = Commands(), False
         self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
-from specjax.engine import programs, saved
+from specjax.engine import programs, saved, swap
 from specjax.engine.checks import Checks
 from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
@@ -49,12 +49,16 @@ class Loop:
       decoder: the target, drafter, verifier and K.
       limits: the sizes of the engine's arrays.
       chunk: the number of prompt tokens that one call reads.
-      headroom: the number of cache entries that a request needs past its limit.
+      headroom: the number of cache entries that a round needs past the tokens of a request.
+      overcommit: whether requests get pages as they grow, in place of all pages at once.
       pace: chooses rounds that draft or plain rounds; None: every round drafts.
     """
 
-    def __init__(self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, pace: Pace | None = None):
-        self.decoder, self.limits, self.chunk, self.headroom = decoder, limits, chunk, headroom
+    def __init__(
+        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, overcommit: bool, pace: Pace | None = None
+    ):
+        self.decoder, self.limits, self.chunk = decoder, limits, chunk
+        self.headroom, self.overcommit = headroom, overcommit
         self.pace, self.plain = pace, silenced(decoder)
         self.state: Any = programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
@@ -76,13 +80,18 @@ class Loop:
         """Whether there is nothing to do."""
         return not (self.waiting or self.staged or self.in_flight or any(self.running))
 
-    def pages_for(self, limit: int) -> int:
-        """The number of pages of a request that ends at ``limit`` tokens at the latest."""
-        return -(-(limit + self.headroom) // PAGE)
+    def missing(self, ticket: Ticket) -> int:
+        """The number of pages that a request lacks: for its next round if overcommitted, else until its end."""
+        length = ticket.limit
+        if self.overcommit:  # each round in flight adds K + 1 tokens at most
+            length = min(length, ticket.length + len(self.in_flight) * (self.decoder.num_speculative_tokens + 1))
+        return max(0, -(-(length + self.headroom) // PAGE) - len(ticket.pages))
 
     def turn(self) -> None:
         """One turn. It reads prompts, dispatches a round if a request runs, and learns of the round before."""
         self._read_prompts()
+        if self.overcommit:
+            swap.make_room(self)
         dispatched = any(self.running)
         if dispatched:
             self._dispatch()
@@ -90,6 +99,11 @@ class Loop:
             self._learn(self.in_flight.popleft())
         if self.checks:
             self.checks.check(self)
+
+    def learn_all(self) -> None:
+        """Learns of all rounds in flight."""
+        while self.in_flight:
+            self._learn(self.in_flight.popleft())
 
     def compile_others(self, ticket: Ticket) -> None:
         """Runs what a first request may not need: plain rounds, and the program that reads a chunk, at every width.
@@ -103,13 +117,14 @@ class Loop:
             row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
             self.state, row = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
         self.state = saved.compiled(self.state)
+        self.state = programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
         programs.resumed(row, ticket.row.key, np.zeros((1, self.width), np.int32))
 
     def add(self, ticket: Ticket) -> None:
         """A request joins the queue. If it asks for no new token, it ends at once."""
         self.tickets.add(ticket)
         if ticket.limit > len(ticket.prompt):
-            self.waiting.add(ticket, ticket.priority)
+            ticket.place = self.waiting.add(ticket, ticket.priority)
         else:
             ticket.completion.finish_reason = "length"
             self._end(ticket)
@@ -122,7 +137,7 @@ class Loop:
         if ticket is self.staged:
             self.staged = self.staged_row = None
         elif ticket.slot is not None:
-            self._release([ticket])
+            self.release([ticket])
         else:
             self.waiting.remove(ticket)
             ticket.samples.leave(ticket)
@@ -166,25 +181,30 @@ class Loop:
         if not self.waiting or None not in self.running:
             return False
         ticket = self.waiting.first()
-        known, resume = self.pages.known(ticket.keys), ticket.samples.read
+        known, resume = self.pages.known(ticket.keys), ticket.saved or ticket.samples.read
         if resume is not None and len(known) < resume.first:
             resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
         # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
         known = known[: resume.first if resume else len(known) * PAGE // self.chunk * self.chunk // PAGE]
         self.pages.share(known)
-        missing = self.pages_for(ticket.limit) - len(known)
-        if missing > self.pages.available:  # nobody overtakes the first in the queue, so it starts before others do
+        ticket.pages = known
+        # Overcommitted, each running request keeps a page to grow into, so that nobody is swapped out at once.
+        spare = sum(map(bool, self.running)) if self.overcommit else 0
+        if self.missing(ticket) + spare > self.pages.available:  # nobody overtakes the first in the queue
             self.pages.give_back(known)
+            ticket.pages = []
             return False
         self.waiting.pop()
-        ticket.pages = known + self.pages.take(missing)
+        ticket.pages = known + self.pages.take(self.missing(ticket))
         ticket.read = ticket.to_read if resume else len(known) * PAGE
         self._stage(ticket, resume)
+        ticket.saved = None
         ticket.samples.leave(ticket)
+        if "admitted" not in ticket.times:
+            ticket.cached_tokens = ticket.read
+            self.counts.prompt_tokens += len(ticket.prompt)
+            self.counts.cached_tokens += ticket.cached_tokens
         ticket.mark("admitted")
-        ticket.cached_tokens = ticket.read
-        self.counts.prompt_tokens += len(ticket.prompt)
-        self.counts.cached_tokens += ticket.cached_tokens
         return True
 
     def _stage(self, ticket: Ticket, resume: Saved | None) -> None:
@@ -257,7 +277,7 @@ class Loop:
             if not ticket.completion.running:
                 ended.append(ticket)
         if ended:
-            self._release(ended)
+            self.release(ended)
         for ticket in ended:
             self._end(ticket)
 
@@ -271,7 +291,7 @@ class Loop:
         if not seen.failed:
             self.counts.count_step(new, seen.drafted, min(seen.accepted, new))
 
-    def _release(self, tickets: list[Ticket]) -> None:
+    def release(self, tickets: list[Ticket]) -> None:
         """Frees the slots of some requests. Programs dispatched from now on don't write to their pages."""
         slots = np.zeros(self.limits.slots, bool)
         for ticket in tickets:
@@ -282,7 +302,7 @@ class Loop:
     def _end(self, ticket: Ticket) -> None:
         """Gives a request's pages back, and tells its handle that the request has ended."""
         self.pages.give_back(ticket.pages)
-        ticket.pages = []
+        ticket.pages, ticket.saved = [], None
         ticket.mark("ended")
         self.counts.count_end(ticket)
         self.tickets.remove(ticket)

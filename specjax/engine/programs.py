@@ -133,6 +133,18 @@ def release(state: DecodeState, slots: jax.Array) -> DecodeState:
 
 
 @jax.jit
+def take_row(state: DecodeState, slot: jax.Array) -> DecodeState:
+    """The row in slot i32[1], without pools."""
+    return rows.without_pools(rows.take(state, slot))
+
+
+@partial(jax.jit, donate_argnames=("state",))
+def give_tables(state: DecodeState, tables: jax.Array) -> DecodeState:
+    """Gives the slots the pages i32[B, W]: requests that have grown have more of them."""
+    return rows.with_table(state, tables)
+
+
+@jax.jit
 def read_pages(state: DecodeState, pages: jax.Array) -> list[Any]:
     """The entries of pages i32[n] in every pool: arrays [n, kv_heads, PAGE, ...]."""
     return [jax.tree.map(lambda pool: pool[pages], (cache.keys, cache.values)) for cache in caches(state)]

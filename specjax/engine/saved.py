@@ -1,5 +1,7 @@
 """What a request goes on from, in any slot and in any pages: its row, and the entries of its own pages.
 
+There are two uses. A request that is swapped out leaves the device: its pages go to the host's memory.
+
 A request of several samples reads its prompt once. The whole pages of the prompt are found by their keys and shared.
 The last page is filled in part, and each sample writes to its own copy. So that page is saved, with the row.
 """
@@ -55,6 +57,17 @@ def prompt_of(state: DecodeState, row: DecodeState, pages: Sequence[int], length
     return Saved(row, whole, list(_entries(state, pages[whole : whole + 1])))
 
 
+def request_of(state: DecodeState, ticket: "Ticket") -> Saved:
+    """A running request, whose pages go to the host. Entries past its length are worth nothing, and are left out.
+
+    The host waits for each group of pages, so the device needs room for one group more, and no further room.
+    """
+    assert ticket.slot is not None
+    row = programs.take_row(state, _numbers([ticket.slot]))
+    pages = ticket.pages[: -(-ticket.length // PAGE)]
+    return Saved(row, 0, [jax.device_get(entries) for entries in _entries(state, pages)])
+
+
 def restored(state: DecodeState, saved: Saved, pages: Sequence[int]) -> DecodeState:
     """The state with the saved entries in ``pages``: the request's table from place ``saved.first`` on, or more."""
     start = 0
@@ -67,9 +80,11 @@ def restored(state: DecodeState, saved: Saved, pages: Sequence[int]) -> DecodeSt
 
 def compiled(state: DecodeState) -> DecodeState:
     """The state as it is, once the programs of this file have run."""
+    programs.take_row(state, _numbers([0]))
     for pages in ([0], [0] * GROUP):
         for entries in _entries(state, pages):
             state = programs.write_pages(state, _numbers(pages), entries)
+            state = programs.write_pages(state, _numbers(pages), jax.device_get(entries))
     return state
 
 

@@ -16,6 +16,8 @@ class Stats:
     free_kv_tokens: int = 0
     # Tokens that fit into all pages.
     kv_tokens: int = 0
+    # How many times a running request was swapped out.
+    swaps: int = 0
     # Rounds so far.
     rounds: int = 0
     # Tokens of the prompts of admitted requests, and how many of these were found in the prefix cache, or had been read

@@ -11,7 +11,7 @@ import numpy as np
 from specjax.decode import random
 from specjax.decode.sampling import NO_TOKEN
 from specjax.engine.programs import Limits, Row
-from specjax.engine.saved import Samples
+from specjax.engine.saved import Samples, Saved
 from specjax.generation import logprobs
 from specjax.generation.completion import Completion
 from specjax.generation.job import Job
@@ -58,7 +58,14 @@ class Ticket:
         self.cached_tokens = 0  # prompt tokens whose entries were found in the prefix cache
         self.read = 0  # prompt tokens that are read so far
         self.slot: int | None = None  # None: the request is not running
+        self.place = (0, 0)  # in the queue; a request with a lower place is the older one
+        self.saved: Saved | None = None  # what the request goes on from after it was swapped out
         self.times = {"submitted": time.perf_counter()}  # then "admitted", "running", "first token" and "ended"
+
+    @property
+    def length(self) -> int:
+        """The number of tokens so far, prompt included, as far as the host has learned of them."""
+        return len(self.prompt) + len(self.completion.tokens)
 
     @property
     def to_read(self) -> int:

@@ -127,7 +127,7 @@ def test_bad_requests_are_refused_at_once(engine, given, message):
         (dict(prefix_cache="no"), "prefix_cache must be True or False"),
         (dict(drafter=VARYING), "Adaptive drafts in calls whose shape depends"),
         (dict(drafter=drafters.FirstOf(drafters.PromptLookup(), VARYING)), "FirstOf drafts in"),
-        (dict(kv_tokens=1, drafter=drafters.TreeModel(TWIN.lm, (2, 2, 1))), "no request fits"),
+        (dict(kv_tokens=1, drafter=drafters.TreeModel(TWIN.lm, (4, 4, 2))), "no request fits"),
     ],
 )
 def test_bad_engines_are_refused(given, message):

@@ -82,7 +82,7 @@ def test_one_sample_is_aborted_alone_also_the_one_that_reads_the_prompt(chunks, 
 
 
 def test_a_prompt_whose_pages_were_given_away_is_read_again(chunks):
-    with started(slots=1, kv_tokens=5 * PAGE) as engine:
+    with started(slots=1, kv_tokens=4 * PAGE) as engine:
         urgent = []
 
         def told(sample, event):  # the first sample's first token
