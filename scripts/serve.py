@@ -30,6 +30,7 @@ def _parser() -> Parser:
     add("--slots", type=int, help="requests that decode at the same time (8, on a CPU 2)")
     add("--capacity", type=int, help="the most tokens of a request, prompt included (4096, on a CPU 2048)")
     add("--kv-tokens", type=int, help="tokens that the caches of all requests hold together (slots times capacity)")
+    model_flags.add_overcommit(add)
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
     add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
         "text only if the same requests run beside it")  # fmt: skip
@@ -91,7 +92,7 @@ def engine(args: argparse.Namespace) -> specjax.Engine:
         return specjax.Engine(
             lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
             capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
-            max_waiting=args.max_waiting,
+            overcommit=args.overcommit, max_waiting=args.max_waiting,
         )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def plain(args: argparse.Namespace, engine: specjax.Engine) -> specjax.Engine:
     """An engine of the same weights and sizes that drafts nothing."""
     return specjax.Engine(
         engine.lm, None, slots=engine.limits.slots, capacity=engine.capacity, kv_tokens=args.kv_tokens,
-        exact=not args.fast, max_waiting=args.max_waiting,
+        exact=not args.fast, overcommit=args.overcommit, max_waiting=args.max_waiting,
     )  # fmt: skip
 
 

@@ -49,6 +49,12 @@ def add_numbers(add: Callable) -> None:
     add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
 
 
+def add_overcommit(add: Callable) -> None:
+    """The flag of an engine that gives requests cache pages as they grow."""
+    add("--overcommit", action="store_true", help="give requests cache pages as they grow, so that more run at once; "
+        "if pages run out, the youngest one waits in the host's memory")  # fmt: skip
+
+
 def settle(args: argparse.Namespace) -> None:
     """Settles the drafter and K. Raises ValueError if the flags contradict each other."""
     choices.settle(args)

@@ -27,6 +27,10 @@ class Plan(NamedTuple):
     trees: bool = False
     # Whether the drafter has probabilities of its own, by which a policy can judge how sure the drafter is.
     gives_probs: bool = True
+    # Whether the drafter calls a model on arrays whose shape depends on K, so that a draft's last bits depend on K.
+    shaped_by_size: bool = False
+    # Whether such a shape is chosen anew in each round, by all rows: then a draft's last bits depend on other rows.
+    shared_shapes: bool = False
 
     @property
     def block(self) -> int:

@@ -241,7 +241,9 @@ class Adaptive:
                 f"{type(self.policy).__name__} judges by the draft's probabilities, and {type(self.drafter).__name__} "
                 "gives no probabilities of its own; choose Heuristic or CostModel"
             )
-        return plan._replace(widths=(1, *(size + 1 for size in self.sizes(num_speculative_tokens))))
+        sizes = self.sizes(num_speculative_tokens)
+        shared = plan.shared_shapes or (plan.shaped_by_size and len(sizes) > 1)
+        return plan._replace(widths=(1, *(size + 1 for size in sizes)), shared_shapes=shared)
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> AdaptiveState:
         return AdaptiveState(

@@ -80,8 +80,8 @@ class Cascade(FixedWidth):
                 f"a cascade's models need one vocabulary size, got {target.vocab_size} for the target and "
                 f"{self.lm.vocab_size} for the draft; use DraftModel, which fits a draft of another size to the target"
             )
-        self.inner.plan(self.lm, self.num_speculative_tokens)
-        return super().plan(target, num_speculative_tokens)
+        inner = self.inner.plan(self.lm, self.num_speculative_tokens)
+        return super().plan(target, num_speculative_tokens)._replace(shared_shapes=inner.shared_shapes)
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> CascadeState:
         del target

@@ -33,6 +33,8 @@ class FirstOf:
             taps=tuple(sorted({*first.taps, *second.taps})),
             trees=first.trees or second.trees,
             gives_probs=first.gives_probs or second.gives_probs,
+            shaped_by_size=first.shaped_by_size or second.shaped_by_size,
+            shared_shapes=first.shared_shapes or second.shared_shapes,
         )
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:

@@ -47,7 +47,13 @@ class Forest(FixedWidth):
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         plans = [member.plan(target, num_speculative_tokens) for member in self.members]
         taps = tuple(sorted({after for plan in plans for after in plan.taps}))
-        return Plan((1 + sum(plan.block - 1 for plan in plans),), taps, trees=num_speculative_tokens > 0)
+        return Plan(
+            (1 + sum(plan.block - 1 for plan in plans),),
+            taps,
+            trees=num_speculative_tokens > 0,
+            shaped_by_size=any(plan.shaped_by_size for plan in plans),
+            shared_shapes=any(plan.shared_shapes for plan in plans),
+        )
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
         return tuple(m.init(target, batch, capacity, num_speculative_tokens) for m in self.members)

@@ -46,7 +46,7 @@ class PaSS(ChainOrTree, Stateless):
                 f"these look-ahead tokens are of size {self.config.hidden_size}, but the target's embeddings are "
                 f"{target.hidden_size}: they were trained for another model; load look-ahead tokens for this target"
             )
-        return super().plan(target, num_speculative_tokens)
+        return super().plan(target, num_speculative_tokens)._replace(shaped_by_size=True)  # one call of K tokens a row
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

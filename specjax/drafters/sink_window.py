@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.decode.arrays import span
 from specjax.decode.numeric import is_int
-from specjax.decode.types import DecodeState, Draft
+from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import Stateless, static
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
@@ -46,6 +46,10 @@ class SinkWindow(Stateless):
             value = getattr(self, name)
             if not is_int(value) or value < low:
                 raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+
+    def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        # The small cache has room for K tokens.
+        return super().plan(target, num_speculative_tokens)._replace(shaped_by_size=True)
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

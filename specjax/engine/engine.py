@@ -2,15 +2,14 @@
 
 import atexit
 import dataclasses
-import queue
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from specjax import drafters
-from specjax.decode.numeric import is_int
 from specjax.engine import sizes
 from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
@@ -19,15 +18,14 @@ from specjax.engine.loop import Loop
 from specjax.engine.programs import Limits
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket, job_for
-from specjax.generation.options import Options, asked
+from specjax.engine.tickets import tickets_of
+from specjax.engine.window import results
+from specjax.generation.options import Options
 from specjax.generation.result import Event, Result
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import PAGE
 from specjax.models.lm import LM
-
-# The options that the engine fixes for all its requests.
-FIXED = ("drafter", "verifier", "num_speculative_tokens", "block_width", "lossy", "capacity")
 
 Value = TypeVar("Value")
 
@@ -56,6 +54,9 @@ class Engine:
       prefix_cache: whether requests share the cache pages of common prefixes.
       prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 128, on a CPU 64. A hit in the
         prefix cache is a multiple of this number.
+      overcommit: True: a request gets cache pages as it grows, so that more requests fit into ``kv_tokens``. When the
+        pages run out, the youngest request is swapped out to the host's memory, and goes on later with the same tokens.
+        False: a request that has a slot has all its pages, and is never held up.
       max_waiting: how many requests may wait for a slot.
       max_logprobs: the most likeliest tokens that a request may ask for at each position.
       max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
@@ -77,36 +78,48 @@ class Engine:
         block_width: int | None = None,
         prefix_cache: bool = True,
         prefill_chunk: int | None = None,
+        overcommit: bool = False,
         max_waiting: int = 1024,
         max_logprobs: int = 20,
         max_listed: int = 512,
         lossy: bool = False,
     ):
+        if not isinstance(lm, LM):
+            raise ValueError(f"lm must be a model, as specjax.load gives it, got {lm!r}")
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
             sizes.check_count(name, value)
         for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
             sizes.check_count(name, value, low=0)
+        for name, value in (("exact", exact), ("overcommit", overcommit), ("prefix_cache", prefix_cache)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
         drafter = drafters.auto(lm) if drafter == "auto" else drafter
-        self.lm, self.max_waiting = lm, max_waiting
+        self.lm, self.max_waiting, self.prefix_cache = lm, max_waiting, prefix_cache
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
-        self._fixed = dict(
+        self.fixed = dict(
             drafter=drafter, verifier=verifier, num_speculative_tokens=num_speculative_tokens, lossy=lossy,
             block_width=block_width,
         )  # fmt: skip
-        decoder = job_for(lm, [0], Options(**self._fixed, allow_unknown_ids=True)).decoder
+        decoder = job_for(lm, [0], Options(**self.fixed, allow_unknown_ids=True)).decoder
+        if exact and decoder.plan.shared_shapes:
+            raise ValueError(
+                f"{type(drafter).__name__} drafts in calls whose shape depends on all requests, so a request's last "
+                "bits would depend on the others; pass exact=False, or another drafter"
+            )
         width = decoder.plan.block if block_width is None and exact else block_width
         self.decoder = dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
         self.capacity = min(capacity, lm.max_positions)
         chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
-        headroom = self.decoder.headroom + sizes.further_room(self.decoder, tokens)
+        headroom = self.decoder.headroom + sizes.further_room(self.decoder)
         own = -(-(self.capacity + headroom) // PAGE)
         pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
-        self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
+        self.kv_tokens = pages * PAGE  # that fit into all pages
+        self.longest = sizes.longest(self.capacity, self.kv_tokens, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, paced=not exact)
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, paced=not exact)
         self._commands, self._closing = Commands(), False
         self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0
@@ -142,50 +155,58 @@ class Engine:
           QueueFullError: ``max_waiting`` requests wait already.
           EngineClosedError: the engine is closed.
         """
-        if not (listener is None or callable(listener)):
-            raise ValueError(f"listener must be a function of one event, or None, got {listener!r}")
-        ticket = self._ticket(prompt, priority, cache_salt, options)
-        handle = ticket.handle = Handle(ticket, self._abort, listener)
-        with self._lock:
-            self._check_open()
-            waiting = self._entered + len(self._loop.waiting)
-            if waiting >= self.max_waiting:
-                raise QueueFullError(f"{waiting} requests wait, and max_waiting is {self.max_waiting}; try again later")
-            self._entered += 1
-            self._commands.put(lambda: self._enter(ticket))
-        return handle
+        _check_listener(listener)
+        listeners = [] if listener is None else [listener]
+        return self._submit(tickets_of(self, prompt, 1, priority, cache_salt, options), listeners)[0]
 
-    def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, Result]]:
+    def submit_many(
+        self,
+        prompt: Any,
+        n: int,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        listener: Callable[[int, Event], None] | None = None,
+        **options: Any,
+    ) -> list[Handle]:
+        """Adds one request for ``n`` samples. The prompt is read once, and the samples share its pages.
+
+        Sample i has the tokens of a request of its own with seed + i, and may be aborted alone.
+
+        Args:
+          prompt, priority, cache_salt: as in :meth:`submit`.
+          n: the number of samples, at most ``max_waiting``.
+          listener: as in :meth:`submit`, but a function of the sample's index and the event.
+          **options: as in :meth:`submit`. ``seed`` is that of the first sample.
+
+        Returns:
+          The handle of each sample.
+
+        Raises:
+          QueueFullError: not all samples may wait. None of them was kept.
+          ValueError, EngineClosedError: as in :meth:`submit`.
+        """
+        _check_listener(listener)
+        tickets = tickets_of(self, prompt, n, priority, cache_salt, options)
+        return self._submit(tickets, [] if listener is None else [partial(listener, i) for i in range(n)])
+
+    def generate(self, requests: Iterable[Any]) -> Iterator[tuple[int, Result | Exception]]:
         """Runs any number of requests, and yields results as the requests end.
 
-        Only a window of requests is in the engine at any time, so the iterable may be endless.
+        Only a window of requests is in the engine at any time, so the iterable may be endless. If other threads have
+        filled the queue, the call waits.
 
         Args:
           requests: the arguments of :meth:`submit` as dicts, with the key "prompt".
 
         Yields:
-          The request's index in the iterable, and its result.
+          The request's index in the iterable, and its result. In place of the result of a request that is refused, or
+          that fails, stands the error that :meth:`submit` or :meth:`Handle.result` raised. The other requests go on.
 
         Raises:
-          ValueError: as :meth:`submit`, at the request's turn.
+          EngineClosedError: the engine is closed, or ended before the requests.
         """
-        done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
-        window, source = min(2 * self.limits.slots, self.max_waiting), enumerate(requests)
-        pending: dict[Handle, int] = {}  # the requests in the engine, and their indices
-        try:
-            while True:
-                while len(pending) < window and (given := next(source, None)) is not None:
-                    index, request = given
-                    handle = self.submit(**request)
-                    pending[handle] = index
-                    handle.when_done(done.put)
-                if not pending:
-                    return
-                handle = done.get()
-                yield pending.pop(handle), handle.result()
-        finally:
-            for handle in pending:
-                handle.abort()
+        return results(self, requests)
 
     def stats(self) -> Stats:
         """Counts so far, and what the engine holds now."""
@@ -216,7 +237,7 @@ class Engine:
         fixed: dict[str, Any] = dict(max_new_tokens=1, ignore_eos=True, allow_unknown_ids=True)
         for logprobs in (False, True):
             self.submit([0, 0], logprobs=logprobs, **fixed).result()
-        ticket = self._ticket([0, 0], 0, "", fixed)
+        (ticket,) = tickets_of(self, [0, 0], 1, 0, "", fixed)
         self._commands.ask(partial(self._loop.compile_others, ticket), self._thread)
 
     def close(self, drain: bool = True) -> None:
@@ -242,27 +263,19 @@ class Engine:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.close(drain=error is None)
 
-    def _ticket(self, prompt: Any, priority: int, salt: str, given: dict[str, Any]) -> Ticket:
-        """The checked request."""
-        fixed = [name for name in FIXED if name in given]
-        if fixed:
-            raise ValueError(
-                f"{', '.join(fixed)} can't be given for one request: the engine has one value for all, which is an "
-                "argument of specjax.Engine"
-            )
-        if not is_int(priority):
-            raise ValueError(f"priority must be an integer, got {priority!r}")
-        if not isinstance(salt, str):
-            raise ValueError(f"cache_salt must be a string, got {salt!r}")
-        job = job_for(self.lm, prompt, asked({**self._fixed, **given}))
-        if job.decoder.top_logprobs > self.max_logprobs:
-            raise ValueError(
-                f"logprobs must be at most {self.max_logprobs} in this engine, got {job.decoder.top_logprobs}; "
-                "specjax.Engine(max_logprobs=...) allows more"
-            )
-        kv_tokens = self._loop.pages.count * PAGE
-        job = sizes.within(job, "max_new_tokens" in given, self.longest, self.capacity, kv_tokens)
-        return Ticket(job, self.limits, priority, salt)
+    def _submit(self, tickets: list[Ticket], listeners: Sequence[Callable[[Event], None]]) -> list[Handle]:
+        """The handles of tickets that join the queue together, each with its own listener if there are any."""
+        for ticket, listener in itertools.zip_longest(tickets, listeners):
+            ticket.handle = Handle(ticket, self._abort, listener)
+        with self._lock:
+            self._check_open()
+            waiting = self._entered + len(self._loop.waiting)
+            if waiting + len(tickets) > self.max_waiting:
+                raise QueueFullError(f"{waiting} requests wait, and max_waiting is {self.max_waiting}; try again later")
+            self._entered += len(tickets)
+            for ticket in tickets:
+                self._commands.put(partial(self._enter, ticket))
+        return [ticket.handle for ticket in tickets]
 
     def _check_open(self) -> None:
         if not self._open or self._error is not None:
@@ -303,3 +316,9 @@ class Engine:
             self._commands.obey_broken()  # requests that were submitted and have not joined the queue
             self._loop.fail(broken)
         self._loop.free()
+
+
+def _check_listener(listener: Any) -> None:
+    """Raises ValueError unless a listener is None or can be called."""
+    if not (listener is None or callable(listener)):
+        raise ValueError(f"listener must be a function, or None, got {listener!r}")

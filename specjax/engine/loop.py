@@ -15,12 +15,13 @@ import numpy as np
 
 from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
-from specjax.engine import programs
+from specjax.engine import programs, saved, swap
 from specjax.engine.checks import Checks
 from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
 from specjax.engine.programs import Limits, Packed
 from specjax.engine.queue import Waiting
+from specjax.engine.saved import Saved
 from specjax.engine.shortened import by_length
 from specjax.engine.stats import Stats
 from specjax.engine.ticket import Ticket
@@ -48,18 +49,18 @@ class Loop:
       decoder: the target, drafter, verifier and K.
       limits: the sizes of the engine's arrays.
       chunk: the number of prompt tokens that one call reads.
-      headroom: the number of cache entries that a request needs past its limit.
-      prefix_cache: whether requests share the pages of common prefixes.
+      headroom: the number of cache entries that a round needs past the tokens of a request.
+      overcommit: whether requests get pages as they grow, in place of all pages at once.
       paced: whether rounds draft fewer tokens, or none, while that is faster.
     """
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, paced: bool = False
+        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, overcommit: bool, paced: bool = False
     ):
         self.decoder, self.limits, self.chunk = decoder, limits, chunk
         self.decoders = by_length(decoder) if paced else {decoder.num_speculative_tokens: decoder}
         self.pace = Pace(self.decoders)
-        self.headroom, self.prefix_cache = headroom, prefix_cache
+        self.headroom, self.overcommit = headroom, overcommit
         self.programs = programs.programs_of(decoder, limits)
         self.state: Any = self.programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
@@ -81,13 +82,18 @@ class Loop:
         """Whether there is nothing to do."""
         return not (self.waiting or self.staged or self.in_flight or any(self.running))
 
-    def pages_for(self, limit: int) -> int:
-        """The number of pages of a request that ends at ``limit`` tokens at the latest."""
-        return -(-(limit + self.headroom) // PAGE)
+    def missing(self, ticket: Ticket) -> int:
+        """The number of pages that a request lacks: for its next round if overcommitted, else until its end."""
+        length = ticket.limit
+        if self.overcommit:  # each round in flight adds K + 1 tokens at most
+            length = min(length, ticket.length + len(self.in_flight) * (self.decoder.num_speculative_tokens + 1))
+        return max(0, -(-(length + self.headroom) // PAGE) - len(ticket.pages))
 
     def turn(self) -> None:
         """One turn. It reads prompts, dispatches a round if a request runs, and learns of the round before."""
         self._read_prompts()
+        if self.overcommit:
+            swap.make_room(self)
         dispatched = any(self.running)
         if dispatched:
             self._dispatch()
@@ -95,6 +101,11 @@ class Loop:
             self._learn(self.in_flight.popleft())
         if self.checks:
             self.checks.check(self)
+
+    def learn_all(self) -> None:
+        """Learns of all rounds in flight."""
+        while self.in_flight:
+            self._learn(self.in_flight.popleft())
 
     def compile_others(self, ticket: Ticket) -> None:
         """Runs what a first request may not need: shorter rounds, and the program that reads a chunk, at every width.
@@ -107,13 +118,16 @@ class Loop:
                 self.state, _ = self.programs.round(decoder, self.state, full)
         for width in self.widths:
             row = self.programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
-            self.state, _ = self.programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+            self.state, row = self.programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+        self.state = saved.compiled(self.programs, self.state)
+        self.state = self.programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
+        self.programs.resumed(row, ticket.row.key, np.zeros((1, self.width), np.int32))
 
     def add(self, ticket: Ticket) -> None:
         """A request joins the queue. If it asks for no new token, it ends at once."""
         self.tickets.add(ticket)
         if ticket.limit > len(ticket.prompt):
-            self.waiting.add(ticket, ticket.priority)
+            ticket.place = self.waiting.add(ticket, ticket.priority)
         else:
             ticket.completion.finish_reason = "length"
             self._end(ticket)
@@ -126,9 +140,10 @@ class Loop:
         if ticket is self.staged:
             self.staged = self.staged_row = None
         elif ticket.slot is not None:
-            self._release([ticket])
+            self.release([ticket])
         else:
             self.waiting.remove(ticket)
+            ticket.samples.leave(ticket)
         self._end(ticket)
 
     def fail(self, error: BaseException) -> None:
@@ -169,24 +184,43 @@ class Loop:
         if not self.waiting or None not in self.running:
             return False
         ticket = self.waiting.first()
-        known = self.pages.known(ticket.keys) if self.prefix_cache else []
+        known, resume = self.pages.known(ticket.keys), ticket.saved or ticket.samples.read
+        if resume is not None and len(known) < resume.first:
+            resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
         # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
-        known = known[: len(known) * PAGE // self.chunk * self.chunk // PAGE]
+        known = known[: resume.first if resume else len(known) * PAGE // self.chunk * self.chunk // PAGE]
         self.pages.share(known)
-        missing = self.pages_for(ticket.limit) - len(known)
-        if missing > self.pages.available:  # nobody overtakes the first in the queue, so it starts before others do
+        ticket.pages = known
+        # Overcommitted, each running request keeps a page to grow into, so that nobody is swapped out at once.
+        spare = sum(map(bool, self.running)) if self.overcommit else 0
+        if self.missing(ticket) + spare > self.pages.available:  # nobody overtakes the first in the queue
             self.pages.give_back(known)
+            ticket.pages = []
             return False
         self.waiting.pop()
+        ticket.pages = known + self.pages.take(self.missing(ticket))
+        ticket.read = ticket.to_read if resume else len(known) * PAGE
+        self._stage(ticket, resume)
+        ticket.saved = None
+        ticket.samples.leave(ticket)
+        if "admitted" not in ticket.times:
+            ticket.cached_tokens = ticket.read
+            self.counts.prompt_tokens += len(ticket.prompt)
+            self.counts.cached_tokens += ticket.cached_tokens
         ticket.mark("admitted")
-        ticket.pages = known + self.pages.take(missing)
-        ticket.cached_tokens = ticket.read = len(known) * PAGE
-        self.counts.prompt_tokens += len(ticket.prompt)
-        self.counts.cached_tokens += ticket.cached_tokens
+        return True
+
+    def _stage(self, ticket: Ticket, resume: Saved | None) -> None:
+        """Makes the row of a request that has its pages: an empty row, or a saved one with its saved entries."""
         table = np.zeros((1, self.width), np.int32)
         table[0, : len(ticket.pages)] = ticket.pages
-        self.staged, self.staged_row = ticket, self.programs.stage(self.decoder, ticket.row._replace(table=table))
-        return True
+        self.staged = ticket
+        if resume is None:
+            self.staged_row = self.programs.stage(self.decoder, ticket.row._replace(table=table))
+            return
+        self.held_up = True
+        self.state = saved.restored(self.programs, self.state, resume, ticket.pages[resume.first :])
+        self.staged_row = self.programs.resumed(resume.row, ticket.row.key, table)
 
     def _read_chunk(self) -> bool:
         """Reads one chunk of the staged request's prompt. If the prompt is then read, the request gets a slot.
@@ -201,8 +235,10 @@ class Loop:
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
-        if self.prefix_cache:
-            self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        if ticket.samples.waiting and ticket.to_read:
+            length = len(ticket.prompt)
+            ticket.samples.read = saved.prompt_of(self.programs, self.state, self.staged_row, ticket.pages, length)
         ticket.slot = self.running.index(None)
         self.state = self.programs.join(self.state, self.staged_row, _numbers(ticket.slot))
         self.running[ticket.slot] = ticket
@@ -245,7 +281,7 @@ class Loop:
             if not ticket.completion.running:
                 ended.append(ticket)
         if ended:
-            self._release(ended)
+            self.release(ended)
         for ticket in ended:
             self._end(ticket)
 
@@ -259,7 +295,7 @@ class Loop:
         if not seen.failed:
             self.counts.count_step(new, seen.drafted, min(seen.accepted, new))
 
-    def _release(self, tickets: list[Ticket]) -> None:
+    def release(self, tickets: list[Ticket]) -> None:
         """Frees the slots of some requests. Programs dispatched from now on don't write to their pages."""
         slots = np.zeros(self.limits.slots, bool)
         for ticket in tickets:
@@ -270,7 +306,7 @@ class Loop:
     def _end(self, ticket: Ticket) -> None:
         """Gives a request's pages back, and tells its handle that the request has ended."""
         self.pages.give_back(ticket.pages)
-        ticket.pages = []
+        ticket.pages, ticket.saved = [], None
         ticket.mark("ended")
         self.counts.count_end(ticket)
         self.tickets.remove(ticket)

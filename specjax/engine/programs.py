@@ -79,6 +79,11 @@ class Programs(NamedTuple):
     feed: Callable
     join: Callable
     release: Callable
+    take_row: Callable
+    give_tables: Callable
+    read_pages: Callable
+    write_pages: Callable
+    resumed: Callable
     round: Callable
 
 
@@ -95,7 +100,7 @@ def _compiled(layout: Layout | None) -> Programs:
     """The programs for states of one layout; None: on one device."""
     state, whole = (None, None) if layout is None else (layout.state, layout.whole)
     return Programs(
-        empty=jax.jit(empty, static_argnames=("limits",), out_shardings=state),
+        empty=jax.jit(empty, static_argnames="limits", out_shardings=state),
         stage=jax.jit(stage, out_shardings=whole),
         feed=jax.jit(
             feed,
@@ -103,9 +108,14 @@ def _compiled(layout: Layout | None) -> Programs:
             donate_argnames=("state", "row"),
             out_shardings=(state, whole),
         ),
-        join=jax.jit(join, donate_argnames=("state",), out_shardings=state),
-        release=jax.jit(release, donate_argnames=("state",), out_shardings=state),
-        round=jax.jit(round, static_argnames=("full",), donate_argnames=("state",), out_shardings=(state, whole)),
+        join=jax.jit(join, donate_argnames="state", out_shardings=state),
+        release=jax.jit(release, donate_argnames="state", out_shardings=state),
+        take_row=jax.jit(take_row, out_shardings=whole),
+        give_tables=jax.jit(give_tables, donate_argnames="state", out_shardings=state),
+        read_pages=jax.jit(read_pages, out_shardings=whole),
+        write_pages=jax.jit(write_pages, donate_argnames="state", out_shardings=state),
+        resumed=jax.jit(resumed, out_shardings=whole),
+        round=jax.jit(round, static_argnames="full", donate_argnames="state", out_shardings=(state, whole)),
     )
 
 
@@ -154,15 +164,50 @@ def feed(
 
 
 def join(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
-    """Puts the staged row, whose prompt is read, into slot i32[1]. The next round generates the row's first tokens."""
-    lengths = row.request.prompt_lengths
-    row = row._replace(cache=kv.with_lengths(row.cache, lengths - 1), active=lengths < row.request.limit)
-    return rows.insert(state, slot, row)
+    """Puts the staged row, all of whose tokens but the last are read, into slot i32[1]. The next round goes on there.
+
+    A row that was read to the end of its prompt, and a row that has some new tokens already, are alike in that.
+    """
+    cache = kv.with_lengths(row.cache, row.lengths - 1)
+    return rows.insert(state, slot, row._replace(cache=cache, active=row.lengths < row.request.limit))
 
 
 def release(state: DecodeState, slots: jax.Array) -> DecodeState:
     """Makes the slots marked by bool[B] idle. From the next program on, nothing is written to their pages."""
     return rows.release(state, slots)
+
+
+def take_row(state: DecodeState, slot: jax.Array) -> DecodeState:
+    """The row in slot i32[1], without pools."""
+    return rows.without_pools(rows.take(state, slot))
+
+
+def give_tables(state: DecodeState, tables: jax.Array) -> DecodeState:
+    """Gives the slots the pages i32[B, W]: requests that have grown have more of them."""
+    return rows.with_table(state, tables)
+
+
+def read_pages(state: DecodeState, pages: jax.Array) -> list[Any]:
+    """The entries of pages i32[n] in every pool: arrays [n, kv_heads, PAGE, ...]."""
+    return [jax.tree.map(lambda pool: pool[pages], (cache.keys, cache.values)) for cache in caches(state)]
+
+
+def write_pages(state: DecodeState, pages: jax.Array, entries: list[Any]) -> DecodeState:
+    """Puts entries, as :func:`read_pages` gave them, into pages i32[n] of every pool."""
+    left = iter(entries)
+
+    def filled(cache: KVCache) -> KVCache:
+        pools = cache.keys, cache.values
+        keys, values = jax.tree.map(lambda pool, new: pool.at[pages].set(new), pools, next(left))
+        return cache.replace(keys=keys, values=values)
+
+    return rows.over_caches(filled, lambda x: x, state)
+
+
+def resumed(row: DecodeState, key: jax.Array, table: jax.Array) -> DecodeState:
+    """A saved row with another key's words u32[1, 2] and other pages i32[1, W]: the staged row of a request."""
+    request = row.request._replace(key=random.wrapped(key))
+    return rows.with_table(row._replace(request=request), table)
 
 
 def round(decoder: Decoder, state: DecodeState, full: bool) -> tuple[DecodeState, Packed]:

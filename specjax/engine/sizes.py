@@ -11,6 +11,7 @@ from specjax.decode.numeric import is_int, per_row
 from specjax.engine import programs
 from specjax.generation.job import Job
 from specjax.generation.known_ids import known_ids
+from specjax.models.cache import PAGE
 from specjax.models.lm import LM
 
 
@@ -57,8 +58,9 @@ def within(job: Job, limited: bool, longest: int, capacity: int, kv_tokens: int)
     return dataclasses.replace(job, request=job.request._replace(limit=limits))
 
 
-def further_room(decoder: Decoder, tokens: int) -> int:
-    """The number of entries that a drafter's caches have beyond ``tokens``: room for its draft trees."""
+def further_room(decoder: Decoder) -> int:
+    """The number of entries that a drafter's caches have beyond a request's tokens: room for its draft trees."""
+    tokens = PAGE  # so few that ``kv.room`` doesn't round the caches' capacity up
     own = jax.eval_shape(lambda: decoder.drafter.init(decoder.target, 1, tokens, decoder.num_speculative_tokens))
     return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
 

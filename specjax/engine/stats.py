@@ -16,9 +16,12 @@ class Stats:
     free_kv_tokens: int = 0
     # Tokens that fit into all pages.
     kv_tokens: int = 0
+    # How many times a running request was swapped out.
+    swaps: int = 0
     # Rounds so far.
     rounds: int = 0
-    # Tokens of the prompts of admitted requests, and how many of these were found in the prefix cache.
+    # Tokens of the prompts of admitted requests, and how many of these were found in the prefix cache, or had been read
+    # for another sample of the same request.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     # New tokens of all requests.

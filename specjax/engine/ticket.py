@@ -1,14 +1,17 @@
 """A request on its way through the engine: what was asked, where the request stands, and what it has so far."""
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from specjax.decode import random
 from specjax.decode.sampling import NO_TOKEN
-from specjax.engine.pages import prefix_keys
 from specjax.engine.programs import Limits, Row
+from specjax.engine.saved import Samples, Saved
 from specjax.generation import logprobs
 from specjax.generation.completion import Completion
 from specjax.generation.job import Job
@@ -31,13 +34,14 @@ class Ticket:
       job: the request, checked, with one prompt.
       limits: the sizes of the engine's arrays.
       priority: lower numbers are admitted first.
-      salt: requests with different salts share no pages.
+      keys: the keys of those pages of the prompt that may be shared, as ``prefix_keys`` makes them.
+      samples: the samples of the same prompt, this one among them.
 
     Raises:
       ValueError: the request lists more tokens than the engine has room for.
     """
 
-    def __init__(self, job: Job, limits: Limits, priority: int, salt: str):
+    def __init__(self, job: Job, limits: Limits, priority: int, keys: list[bytes], samples: Samples):
         self.job = job
         self.priority = priority
         self.handle: Handle  # set by the engine before its thread sees the ticket
@@ -48,12 +52,20 @@ class Ticket:
         self.full = logprobs.wanted(job.options.logprobs) or any(
             value is not None and name not in SIMPLE for name, value in job.request.sampling._asdict().items()
         )
-        self.keys = prefix_keys(self.prompt, salt)
+        self.keys, self.samples = keys, samples
+        samples.waiting.add(self)
         self.pages: list[int] = []  # the pages in the request's table, in order
         self.cached_tokens = 0  # prompt tokens whose entries were found in the prefix cache
         self.read = 0  # prompt tokens that are read so far
         self.slot: int | None = None  # None: the request is not running
+        self.place = (0, 0)  # in the queue; a request with a lower place is the older one
+        self.saved: Saved | None = None  # what the request goes on from after it was swapped out
         self.times = {"submitted": time.perf_counter()}  # then "admitted", "running", "first token" and "ended"
+
+    @property
+    def length(self) -> int:
+        """The number of tokens so far, prompt included, as far as the host has learned of them."""
+        return len(self.prompt) + len(self.completion.tokens)
 
     @property
     def to_read(self) -> int:
@@ -83,7 +95,19 @@ def job_for(lm: Any, prompt: Any, options: Options) -> Job:
     Raises:
       ValueError: an option or the prompt can't be used.
     """
+    if isinstance(prompt, bytes) or not isinstance(prompt, str | Sequence | np.ndarray | jax.Array):
+        raise ValueError(
+            f"prompt must be one prompt: a string, a conversation (a list of messages) or a list of token ids, got "
+            f"{prompt!r}"
+        )
     return job_of(lm, [prompt], options, random.key_words)
+
+
+def with_seed(job: Job, seed: int) -> Job:
+    """The same request with another seed."""
+    words: Any = random.key_words([seed])
+    request = job.request._replace(key=words)
+    return dataclasses.replace(job, request=request, options=dataclasses.replace(job.options, seed=[seed]))
 
 
 def _row(job: Job, limits: Limits) -> Row:

@@ -60,8 +60,8 @@ class Piece:
 class _Choice:
     """One choice: what it has that no piece has brought yet."""
 
-    def __init__(self, index: int, stops: tuple[str, ...], opening: Piece):
-        self.handle: Handle
+    def __init__(self, index: int, handle: Handle, stops: tuple[str, ...], opening: Piece):
+        self.handle = handle
         self.held = HeldText(stops)
         self.piece = Piece(index, list(opening.segments), list(opening.tokens))
         self.offset = len(self.piece.text)  # characters so far
@@ -100,18 +100,18 @@ class Answer:
         """
         try:
             openings = [self._opening(row) for row in range(len(self.work.prompts))]
-            for index in range(self.work.choices):
+            for row, prompt in enumerate(self.work.prompts):
                 if self._cut_off:
                     raise self._cut_off
-                row = index // self.work.n
-                choice = _Choice(index, self.work.stops, openings[row])
-                choice.handle = self._engine.submit(
-                    self.work.prompts[row], listener=partial(self._tell, index), cache_salt=self.work.salt,
-                    seed=self.work.seed + index, **self.work.options,
+                first = len(self._choices)
+                handles = self._engine.submit_many(
+                    prompt, self.work.n, listener=partial(self._tell, first), cache_salt=self.work.salt,
+                    seed=self.work.seed + first, **self.work.options,
                 )  # fmt: skip
-                self._choices.append(choice)
-                choice.handle.when_done(partial(self._done, index))
-            if self._cut_off:  # while the last choice was on its way
+                for index, handle in enumerate(handles, first):
+                    self._choices.append(_Choice(index, handle, self.work.stops, openings[row]))
+                    handle.when_done(partial(self._done, index))
+            if self._cut_off:  # while the last prompt was on its way
                 raise self._cut_off
         except Exception as error:
             raise as_refusal(error) from error
@@ -166,9 +166,9 @@ class Answer:
             },
         }  # fmt: skip
 
-    def _tell(self, index: int, event: Event) -> None:
-        """Called by the engine's thread: one more token."""
-        self._service.bridge.put(self._mailbox, (index, event, time.perf_counter()))
+    def _tell(self, first: int, sample: int, event: Event) -> None:
+        """Called by the engine's thread: one more token of a sample of the prompt whose first choice is ``first``."""
+        self._service.bridge.put(self._mailbox, (first + sample, event, time.perf_counter()))
 
     def _done(self, index: int, handle: Handle) -> None:
         """Called by the engine's thread: a choice has ended."""

@@ -60,6 +60,7 @@ class _OfEngine(Collector):
             ("generation_tokens", "New tokens.", "completion_tokens"),
             ("prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.", "prompt_tokens"),
             ("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", "cached_tokens"),
+            ("num_preemptions", "How many times a request was swapped out.", "swaps"),
             ("spec_decode_num_drafts", "Rounds of a request that verified a draft.", "spec_steps"),
             ("spec_decode_num_draft_tokens", "Drafted tokens that were verified.", "drafted"),
             ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "accepted"),

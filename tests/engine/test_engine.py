@@ -1,5 +1,6 @@
 """What users of the engine rely on: streaming, stops, aborts, refusals, order, errors, and no compilation."""
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -7,16 +8,16 @@ import time
 
 import numpy as np
 import pytest
-from drafter_table import TARGET, TWIN
+from drafter_table import PASS, TARGET, TWIN
 
 import specjax
 from specjax import drafters
-from specjax.engine import programs
 from specjax.engine.loop import Loop
 
 SIZES = dict(slots=2, capacity=128, prefill_chunk=64, num_speculative_tokens=3)
 TOKENS = dict(ignore_eos=True, temperature=0.9)
 PROMPT = [1, 2, 3, 1, 2]
+VARYING = drafters.Adaptive(PASS, drafters.Heuristic())
 
 
 class Letters:
@@ -97,6 +98,9 @@ def test_a_request_ends_exactly_at_the_capacity(engine):
         (dict(prompt=[0] * 128, max_new_tokens=0), "128 of the prompt and 1 new ones"),
         (dict(cache_salt=None), "cache_salt must be a string"),
         (dict(listener=3), "listener must be a function"),
+        (dict(prompt=5), "prompt must be one prompt"),
+        (dict(prompt=None), "prompt must be one prompt"),
+        (dict(prompt=b"text"), "prompt must be one prompt"),
     ],
 )
 def test_bad_requests_are_refused_at_once(engine, given, message):
@@ -117,12 +121,17 @@ def test_bad_requests_are_refused_at_once(engine, given, message):
         (dict(max_logprobs=-1), "max_logprobs must be an integer of at least 0"),
         (dict(max_listed=None), "max_listed"),
         (dict(capacity=1), "no request fits into capacity 1"),
-        (dict(kv_tokens=1, drafter=drafters.TreeModel(TWIN.lm, (2, 2, 1))), "no request fits"),
+        (dict(lm=None), "lm must be a model"),
+        (dict(exact="no"), "exact must be True or False"),
+        (dict(prefix_cache="no"), "prefix_cache must be True or False"),
+        (dict(drafter=VARYING), "Adaptive drafts in calls whose shape depends"),
+        (dict(drafter=drafters.FirstOf(drafters.PromptLookup(), VARYING)), "FirstOf drafts in"),
+        (dict(kv_tokens=1, drafter=drafters.TreeModel(TWIN.lm, (4, 4, 2))), "no request fits"),
     ],
 )
 def test_bad_engines_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        specjax.Engine(TARGET, **{"drafter": TWIN, **SIZES, **given})
+        specjax.Engine(**{"lm": TARGET, "drafter": TWIN, **SIZES, **given})
 
 
 def test_a_request_that_no_token_satisfies_ends_alone(engine):
@@ -150,8 +159,7 @@ def test_random_aborts_leave_slots_and_pages_behind(engine):
 
 
 def test_after_warmup_nothing_compiles(engine):
-    compiled = programs.programs_of(engine.decoder, engine.limits)
-    sizes = [program._cache_size() for program in compiled]
+    sizes = [program._cache_size() for program in engine._loop.programs]
     kinds = [{}, dict(top_p=0.5), dict(logprobs=3), dict(repetition_penalty=1.2), dict(temperature=0.0)]
     handles = [
         engine.submit([i % 4] * (1 + i), max_new_tokens=3 + i % 5, **{**TOKENS, **kinds[i % len(kinds)]})
@@ -159,7 +167,7 @@ def test_after_warmup_nothing_compiles(engine):
     ]
     for handle in handles:
         handle.result()
-    assert sizes[1:] and [program._cache_size() for program in compiled] == sizes
+    assert sizes[1:] and [program._cache_size() for program in engine._loop.programs] == sizes
 
 
 def test_the_smallest_engine_serves_and_warms_up():
@@ -233,6 +241,37 @@ def test_results_come_as_requests_end_and_the_window_is_never_a_barrier(engine):
             assert len(drawn) <= 4  # twice the slots
     assert list(found)[0] != 0 and sorted(found) == list(range(12))
     assert found[5] == alone(engine, PROMPT, seed=5, max_new_tokens=2, **TOKENS).tokens[0]
+
+
+def test_a_bad_request_gets_its_error_and_the_others_their_results(engine):
+    bad = dict(prompt=PROMPT, logit_bias=dict.fromkeys(range(4), -np.inf), max_new_tokens=20, **TOKENS)
+    good = dict(prompt=PROMPT, max_new_tokens=4, **TOKENS)
+    requests = [good, 5, bad, dict(max_new_tokens=1), good, dict(prompt=[9]), dict(good, seed="no"), good]
+    found = dict(engine.generate(requests))
+    assert [type(found[i]).__name__ for i in range(len(requests))] == [
+        "Result", "ValueError", "NoDistributionError", "ValueError", "Result", "ValueError", "ValueError", "Result",
+    ]  # fmt: skip
+    assert "must be a dict" in str(found[1]) and '"prompt"' in str(found[3])
+
+
+def test_results_wait_for_room_in_a_queue_that_another_thread_has_filled():
+    with specjax.Engine(TARGET, drafter="none", max_waiting=1, **SIZES) as engine:
+        handles = [engine.submit(PROMPT, max_new_tokens=100, **TOKENS)]
+        with contextlib.suppress(specjax.QueueFullError):
+            while True:
+                handles.append(engine.submit(PROMPT, max_new_tokens=100, **TOKENS))
+        found = dict(engine.generate(dict(prompt=PROMPT, max_new_tokens=3, **TOKENS) for _ in range(5)))
+        assert [len(found[i].tokens[0]) for i in range(5)] == [3] * 5
+        assert all(len(handle.result().tokens[0]) == 100 for handle in handles)
+
+
+def test_results_end_with_the_engine():
+    other = specjax.Engine(TARGET, drafter="none", **SIZES)
+    results = other.generate(dict(prompt=PROMPT, max_new_tokens=100, **TOKENS) for _ in range(9))
+    next(results)
+    other.close(drain=False)
+    with pytest.raises(specjax.EngineClosedError):
+        list(results)
 
 
 def test_an_engine_can_be_full():

@@ -1,6 +1,4 @@
-"""Pages and the queue, against plain models of what they must do."""
-
-import random
+"""Pages and the queue: small cases. Pages in any order of steps are in test_pages_machine.py."""
 
 import pytest
 
@@ -77,42 +75,17 @@ def test_keys_cover_whole_pages_their_next_token_and_the_salt():
     assert all(a != b for a, b in zip(keys, prefix_keys(changed, ""), strict=True))
 
 
-def test_a_thousand_random_steps_leave_no_page_behind():
-    rng, pages, held, texts = random.Random(0), Pages(40), [], []
-    for _ in range(1000):
-        action = rng.random()
-        if action < 0.5:
-            text = rng.choice(texts)[: rng.randrange(1, 300)] if texts and rng.random() < 0.6 else []
-            text = text + [rng.randrange(9) for _ in range(rng.randrange(2, 200))]
-            texts = [text, *texts[:5]]
-            keys, known = prefix_keys(text, ""), []
-            known = pages.known(keys)
-            pages.share(known)
-            missing = -(-len(text) // PAGE) - len(known)
-            if missing > pages.available:
-                pages.give_back(known)
-            else:
-                held.append((known + pages.take(missing), keys))
-        elif held and action < 0.7:
-            table, keys = rng.choice(held)
-            pages.publish(table[: len(keys)], keys)
-        elif held:
-            table, _ = held.pop(rng.randrange(len(held)))
-            pages.give_back(table)
-        assert pages.available == 40 - len({page for table, _ in held for page in table})
-        pages.check([table for table, _ in held])
-    for table, _ in held:
-        pages.give_back(table)
-    assert pages.available == 40
-
-
 def test_the_queue_is_first_come_first_served_within_a_level_and_nobody_starves():
     waiting: Waiting[str] = Waiting()
     for name, priority in (("low", 2), ("a", 0), ("b", 0), ("urgent", -1)):
         waiting.add(name, priority)
     assert waiting.first() == "urgent"
     assert waiting.remove("b") and not waiting.remove("b")
-    assert [waiting.pop() for _ in range(2)] == ["urgent", "a"]
+    place = waiting.add("swapped", 0)
+    assert waiting.remove("swapped")
+    waiting.add("later", 0)
+    waiting.put_back("swapped", place)
+    assert [waiting.pop() for _ in range(4)] == ["urgent", "a", "swapped", "later"]
     for i in range(3 * LEVEL):
         waiting.add(f"late {i}", 0)
     assert [waiting.pop() for _ in range(2 * LEVEL)].index("low") < 2 * LEVEL and len(waiting) == LEVEL + 1

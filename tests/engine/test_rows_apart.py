@@ -10,11 +10,24 @@ from specjax import testing
 from specjax.decode import round as rounds
 from specjax.decode import rows
 from specjax.decode.decoder import Decoder
-from specjax.drafters import Cascade, DraftModel, Eagle, PromptLookup, TreeModel
+from specjax.drafters import (
+    Adaptive,
+    Cascade,
+    DraftModel,
+    Eagle,
+    FirstOf,
+    Heuristic,
+    LayerSkip,
+    PaSS,
+    PromptLookup,
+    SinkWindow,
+    TreeModel,
+)
 from specjax.engine import programs
 from specjax.models import modules
 from specjax.models.cache import by_rows
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from specjax.models.heads.pass_tokens import PassConfig, PassTokens
 from specjax.verify.rejection import Rejection
 
 # Large enough that an entry's last bits depend on the shape of the call that computes it.
@@ -32,6 +45,15 @@ DRAFTERS = {
     "cascade over a draft model": Cascade(DraftModel(TARGET), TWIN, 2),
     "cascade over a tree": Cascade(TreeModel(TARGET, (1, 1, 1, 1, 1)), TWIN, 5),
     "cascade over a head": Cascade(HEAD, TWIN, 2),
+}
+AHEAD = PassConfig(128, 2)
+CHAINS = {
+    "draft model": DraftModel(TWIN),
+    "head": HEAD,
+    "early exit": LayerSkip(exit_layer=1),
+    "cascade": Cascade(DraftModel(TARGET), TWIN, 2),
+    "sink and window": SinkWindow(sink=2, window=62),
+    "look-ahead tokens": PaSS(AHEAD, modules.init(PassTokens, AHEAD, 0)),
 }
 TEXT = np.random.default_rng(5).integers(0, 64, 180).tolist()
 
@@ -67,3 +89,18 @@ def test_no_bit_of_a_cascades_draft_depends_on_how_long_the_inner_drafts_of_othe
         job = specjax.prepare(TARGET, [without_repeats, neighbour], drafter=drafter, temperature=1.0, block_width=6)
         seen.append(np.asarray(propose(job.decoder, job.start()))[0])
     np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_only_a_drafter_whose_plan_says_so_has_other_bits_at_another_length(name):
+    """``Adaptive`` drafts at the length that the longest draft of all rows needs."""
+    drafter, seen = CHAINS[name], []
+    for size in (1, 2, 3):
+        way = dict(drafter=drafter, num_speculative_tokens=size, temperature=1.0, block_width=4)
+        job = specjax.prepare(TARGET, [TEXT[:90], TEXT[:77]], **way)
+        seen.append(np.asarray(rounds.propose(job.decoder, job.start())[0].probs)[:, :1])
+    assert drafter.plan(TARGET, 3).shaped_by_size or all(np.array_equal(seen[0], probs) for probs in seen)
+    shared = Adaptive(drafter, Heuristic())
+    for outer in (shared, Cascade(shared, TARGET), FirstOf(PromptLookup(), shared)):
+        assert outer.plan(TARGET, 3).shared_shapes == drafter.plan(TARGET, 3).shaped_by_size
+    assert not drafter.plan(TARGET, 3).shared_shapes and not shared.plan(TARGET, 1).shared_shapes

@@ -1,10 +1,12 @@
 """Faults of the engine: pages, slots, keys and the prefix cache."""
 
-from planting import BUSY, PAGE_KEYS, fault, wrap
+import jax
+import numpy as np
+from planting import BUSY, PAGE_KEYS, SAMPLES, SWAPPED, fault, wrap
 
 from specjax.decode import rows
 from specjax.decode.sampling import SamplingParams
-from specjax.engine import pages, ticket
+from specjax.engine import pages, programs, saved, swap, ticket
 from specjax.engine.loop import Loop
 
 
@@ -52,3 +54,52 @@ def a_page_is_known_by_its_own_tokens_alone():
             return self.ids[where.start : where.stop - 1]
 
     wrap(pages, "token_ids", lambda ids_of: lambda prompt: Short(ids_of(prompt)))
+
+
+@fault(SWAPPED("noisy twin-block"))
+def a_request_is_swapped_out_while_a_round_of_its_own_is_in_flight():
+    Loop.learn_all = lambda self: None
+
+
+@fault(SWAPPED("noisy twin-block"), SWAPPED("head-rejection"))
+def a_drafters_pages_are_lost_when_a_request_is_swapped_out():
+    def make(request_of):
+        def faulty(state, ticket):
+            found = request_of(state, ticket)
+            return found._replace(groups=[[g[0], *jax.tree.map(np.zeros_like, g[1:])] for g in found.groups])
+
+        return faulty
+
+    wrap(saved, "request_of", make)
+
+
+@fault(SWAPPED("noisy twin-block"))
+def pages_that_a_growing_request_gets_stay_unknown_to_the_device():
+    wrap(swap, "_tables", lambda tables: lambda loop: np.concatenate([tables(loop)[:, :1], 0 * tables(loop)[:, 1:]], 1))
+
+
+@fault(SWAPPED("noisy twin-block"))
+def the_oldest_request_is_swapped_out():
+    swap.max = min
+
+
+@fault(SWAPPED("noisy twin-block"))
+def a_swapped_request_loses_its_last_page():
+    def make(request_of):
+        def faulty(state, ticket):
+            found = request_of(state, ticket)
+            return found._replace(groups=found.groups[:-1])
+
+        return faulty
+
+    wrap(saved, "request_of", make)
+
+
+@fault(SAMPLES("head-rejection-True"), SAMPLES("head-rejection-False"))
+def samples_miss_the_last_page_of_their_prompt():
+    wrap(saved, "prompt_of", lambda prompt_of: lambda *given: prompt_of(*given)._replace(groups=[]))
+
+
+@fault(SAMPLES("head-rejection-True"))
+def samples_draw_with_the_key_of_the_first():
+    wrap(programs, "resumed", lambda resumed: lambda row, key, table: rows.with_table(row, table))

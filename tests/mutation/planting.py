@@ -26,6 +26,12 @@ TREE_SIBLINGS = "tests/drafters/test_trees.py::test_the_first_token_has_the_targ
 KERNEL = "tests/models/test_attention.py::test_the_kernel_is_the_plain_function[{}]".format
 GRADIENT = "tests/models/test_attention.py::test_a_model_and_its_gradient_are_the_same_with_the_kernel"
 BUSY = "tests/engine/test_replay.py::test_a_busy_engine_gives_each_request_the_tokens_it_has_alone[{}]".format
+SWAPPED = (
+    "tests/engine/test_swap.py::test_a_request_that_was_swapped_out_has_the_tokens_and_bits_it_has_alone[{}]".format
+)
+SAMPLES = (
+    "tests/engine/test_samples.py::test_samples_are_those_of_requests_alone_and_the_prompt_is_read_once[{}]".format
+)
 PAGE_KEYS = "tests/engine/test_pages.py::test_keys_cover_whole_pages_their_next_token_and_the_salt"
 BLOCK = "tests/verify/test_block.py::test_block_draws_anew_in_every_round[Block]"
 BLOCK_LAW = "tests/verify/test_block.py::test_block_commits_with_the_targets_law[3-2]"

@@ -110,7 +110,10 @@ def test_of_a_request_that_the_queue_refuses_in_part_no_part_is_left():
     async def whole():
         paced = Paced(slots=1, max_waiting=2)
         async with running(paced) as app, client(app) as one:
-            assert (await one.post(PATH, json={**LONG, "n": 8})).status_code == 429
+            refused = await one.post(PATH, json={**LONG, "n": 8})  # samples of one prompt wait together or not at all
+            assert refused.status_code == 400 and "n must be an integer from 1" in refused.text
+            assert paced.engine.stats().waiting == 0
+            assert (await one.post(PATH, json={**LONG, "prompt": ["abc"] * 8})).status_code == 429
             paced.let(3)
             loop = paced.engine._loop
             await until(lambda: loop.counts.finished.get("abort", 0) > 1)
