@@ -40,10 +40,19 @@ def table(config: LlamaConfig) -> dict[str, Part]:
         parts["lm_head.weight"] = whole(("lm_head",), c.vocab_size, hidden)
     for i in range(c.num_hidden_layers):
         name, path = f"layers.{i}", ("layers", str(i))
-        parts[f"{name}.input_layernorm.weight"] = whole((*path, "attention_norm", "weight"), hidden)
-        parts[f"{name}.post_attention_layernorm.weight"] = whole((*path, "mlp_norm", "weight"), hidden)
+        for tensor, leaf in (_FOUR_NORMS if c.post_norms else _TWO_NORMS).items():
+            parts[f"{name}.{tensor}.weight"] = whole((*path, leaf, "weight"), hidden)
         parts |= sublayers(c, name, path, hidden)
     return parts
+
+
+_TWO_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+_FOUR_NORMS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
+}
 
 
 def whole(path: tuple[str, ...], *shape: int) -> Part:
@@ -67,18 +76,23 @@ def sublayers(c: LlamaConfig, prefix: str, layer: tuple[str, ...], reads: int) -
     """
     kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
     parts = {}
-    for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
+    if c.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            parts[f"{prefix}.self_attn.{name}.weight"] = whole((*layer, "attention", name, "weight"), dim)
+    qkv_bias = c.attention_bias or c.qkv_bias
+    for kind, qkv, o, mlp in (("weight", True, True, True), ("bias", qkv_bias, c.attention_bias, c.mlp_bias)):
         matrix = kind == "weight"
-        if bias:
+        if qkv:
             ins = (reads,) if matrix else ()
             path, view = (*layer, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
             slots = {"q": (kv * group, slice(0, group)), "k": (kv, group), "v": (kv, group + 1)}
             for name, (heads, slot) in slots.items():
                 shape = (heads * dim, *ins)
                 parts[f"{prefix}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
-            o = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
-            parts[f"{prefix}.self_attn.o_proj.{kind}"] = whole((*layer, "attention", "o", kind), *o)
-        if mlp_bias:
+        if o:
+            shape = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
+            parts[f"{prefix}.self_attn.o_proj.{kind}"] = whole((*layer, "attention", "o", kind), *shape)
+        if mlp:
             ins = (hidden,) if matrix else ()
             path, view = (*layer, "mlp", "gate_up", kind), (2, ffn, *ins)
             for slot, name in enumerate(("gate", "up")):

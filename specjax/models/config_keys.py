@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.models.relatives import FAMILIES, Family
+
 # Keys that are read into the configuration.
 READ = frozenset(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
@@ -36,7 +38,7 @@ _GENERATION = frozenset(
 IGNORED = _ABOUT | _GENERATION
 # Keys for which only the listed values are implemented. An empty list: the key must be absent or null.
 REQUIRED: dict[str, tuple] = {
-    "model_type": ("llama",),
+    "model_type": (*FAMILIES, "gpt2"),
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),
     "rope_interleaved": (False,),
@@ -54,21 +56,29 @@ REQUIRED: dict[str, tuple] = {
 }
 
 
-def refused(hf: Mapping[str, Any]) -> list[str]:
+def refused(hf: Mapping[str, Any], family: Family) -> list[str]:
     """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key."""
     problems = []
     for key, value in hf.items():
-        if value is None or key in IGNORED or key in READ:
+        only = family.only.get(key, REQUIRED.get(key))
+        if value is None or key in family.reads or (key in READ | IGNORED and key not in family.only):
             continue
-        if key in REQUIRED:
-            if value not in REQUIRED[key]:
-                implemented = " or ".join(repr(v) for v in REQUIRED[key]) or "null"
+        if only is not None:
+            if value not in only:
+                implemented = " or ".join(repr(v) for v in only) or "null"
                 problems.append(f"{key} = {value!r} is not implemented (only {implemented})")
         elif key in _JUDGED:
             problems += _JUDGED[key](hf)
         else:
             problems.append(f"{key} = {value!r} is unknown to specjax, so its effect on the model can't be ruled out")
     return problems
+
+
+def lists_of_layers(hf: Mapping[str, Any], family: Family) -> list[str]:
+    """A sentence for each list without one entry for each layer. Lists that the family doesn't read don't count."""
+    layers, lists = hf["num_hidden_layers"], {"layer_types", "no_rope_layers"} & family.reads
+    given = {key: len(hf[key]) for key in sorted(lists) if hf.get(key) is not None}
+    return [f"{key} must have an entry for each of {layers} layers, got {n}" for key, n in given.items() if n != layers]
 
 
 def _layer_types(hf: Mapping[str, Any]) -> list[str]:

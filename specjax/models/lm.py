@@ -91,7 +91,7 @@ class LM:
         taps: tuple[int, ...] = (),
         embedded: jax.Array | None = None,
     ) -> Output:
-        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.llama.Llama.__call__`."""
+        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
         module = llama.merge(self.config, self.params)
         return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
 
@@ -103,13 +103,13 @@ class LM:
         """The embeddings of tokens i32[...], as the first layer reads them. -> [..., H]."""
         table = self.params["embed"]
         if not self.in_parts:
-            return quantized.dequantize(table[tokens], self.dtype)
+            return llama.scaled(self.config, quantized.dequantize(table[tokens], self.dtype))
         sharding = cast(NamedSharding, self.cache_sharding)
         # The partitioner would fetch the whole table in a draft loop, and cut the products that read its rows.
         columns = PartitionSpec(None, sharding.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
         return self._whole(jax.shard_map(
-            lambda table, tokens: quantized.dequantize(table[tokens], self.dtype),
+            lambda table, tokens: llama.scaled(self.config, quantized.dequantize(table[tokens], self.dtype)),
             mesh=sharding.mesh,
             in_specs=(cut, PartitionSpec()),
             out_specs=PartitionSpec(*(None,) * tokens.ndim, sharding.spec[1]),

@@ -48,7 +48,7 @@ class DraftObjective:
         shared = {name: target.params[name] for name in ("embed", "lm_head") if name in target.params}
         chosen = {str(new): target.params["layers"][str(old)] for new, old in enumerate(layers)}
         first = {"layers": chosen, "norm": target.params["norm"]}
-        config = dataclasses.replace(target.config, num_hidden_layers=len(layers))
+        config = target.config.of_layers(layers)
         return cls(shared, first, config, loss)
 
     def init(self, seed: int) -> dict:
