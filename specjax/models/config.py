@@ -85,6 +85,11 @@ class LlamaConfig:
         return self.num_attention_heads // self.num_key_value_heads
 
     @property
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings; None: there is none."""
+        return self.hidden_size**0.5 if self.scaled_embedding else None
+
+    @property
     def score_scale(self) -> float | None:
         """The factor on attention scores; None: the root of 1 / head_dim."""
         scalar = self.query_pre_attn_scalar
@@ -196,9 +201,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         head_dim = hf["hidden_size"] // heads
     read = {name: hf.get(name) for name in values.FEATURES.keys() & family.reads if name != "sliding_window"}
     features: dict[str, Any] = {**read, **family.sets}
-    ends = [source.get("eos_token_id") for source in (generation or {}, hf)]
-    eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
-    bos = (generation or {}).get("bos_token_id")
+    bos, eos = values.special_ids(hf, generation or {})
     return LlamaConfig(
         vocab_size=hf["vocab_size"],
         hidden_size=hf["hidden_size"],
@@ -214,8 +217,8 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
         attention_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
-        bos_token_id=hf.get("bos_token_id") if bos is None else bos,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        bos_token_id=bos,
+        eos_token_ids=eos,
         model_type=hf["model_type"],
         local_layers=local,
         unrotated_layers=relatives.unrotated_layers(hf),
@@ -234,7 +237,7 @@ def _read_checked(
         problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)} and gpt2)")
     rules = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
     rules |= {key: rule for key, rule in values.OF_RELATIVES.items() if key in family.reads}
-    problems += keys.refused(hf, family) + values.problems(hf, rules)
+    problems += keys.refused(hf, keys.READ | family.reads, family.only) + values.problems(hf, rules)
     theta, scaling, local = family.theta, None, tuple[int, ...]()
     try:
         theta, scaling = rope_scaling.read(hf, max_position, family.theta)
@@ -247,10 +250,7 @@ def _read_checked(
             local = relatives.local_layers(family, hf)
         except ValueError as problem:
             problems.append(str(problem))
-        size = hf["vocab_size"]
-        ids = {"bos_token_id": values.token_id(size), "eos_token_id": values.token_ids(size)}
-        problems = values.problems(hf, ids)
-        problems += [f"generation_config.json: {problem}" for problem in values.problems(generation, ids)]
+        problems = values.problems_of_ids(hf, generation)
     if problems:
         raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))
     return theta, scaling, local

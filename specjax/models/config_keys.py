@@ -56,12 +56,18 @@ REQUIRED: dict[str, tuple] = {
 }
 
 
-def refused(hf: Mapping[str, Any], family: Family) -> list[str]:
-    """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key."""
+def refused(hf: Mapping[str, Any], reads: frozenset[str], of_family: Mapping[str, tuple]) -> list[str]:
+    """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key.
+
+    Args:
+      hf: the contents of ``config.json``.
+      reads: the keys that the family reads.
+      of_family: the family's own entries of ``REQUIRED``. They win over all other lists.
+    """
     problems = []
     for key, value in hf.items():
-        only = family.only.get(key, REQUIRED.get(key))
-        if value is None or key in family.reads or (key in READ | IGNORED and key not in family.only):
+        only = of_family.get(key, REQUIRED.get(key))
+        if value is None or (key in reads | IGNORED and key not in of_family):
             continue
         if only is not None:
             if value not in only:

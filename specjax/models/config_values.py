@@ -55,6 +55,21 @@ def token_ids(vocab_size: int) -> Rule:
     return Rule(f"{one.expected}, or a list of such ids", lambda v: one.holds(v) or _is_list_of_ids(v, vocab_size))
 
 
+def special_ids(hf: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The id of the first token, and the ids that end a text, of ``generation_config.json`` and ``config.json``."""
+    bos = generation.get("bos_token_id")
+    ends = [source.get("eos_token_id") for source in (generation, hf)]
+    eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
+    return hf.get("bos_token_id") if bos is None else bos, tuple(dict.fromkeys(eos))
+
+
+def problems_of_ids(hf: Mapping[str, Any], generation: Mapping[str, Any]) -> list[str]:
+    """A sentence for each special id of the two files that is no id of the vocabulary."""
+    size = hf["vocab_size"]
+    ids = {"bos_token_id": token_id(size), "eos_token_id": token_ids(size)}
+    return problems(hf, ids) + [f"generation_config.json: {problem}" for problem in problems(generation, ids)]
+
+
 def problems(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
     """A sentence for each value that breaks its rule. A key that is absent or null breaks no rule."""
     given = {key: values[key] for key in rules if values.get(key) is not None}

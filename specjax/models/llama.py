@@ -6,8 +6,6 @@ The features of relatives (:mod:`specjax.models.relatives`) are static, so a fea
 program.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -154,19 +152,9 @@ class Llama(Stack):
     def blocks(self, cache: KVCache, positions: jax.Array, mask: jax.Array | None) -> list[Block]:
         return layer_blocks.blocks(self.config, cache, positions, mask)
 
-    def embedding(self, tokens: jax.Array | None) -> jax.Array:
-        return scaled(self.config, super().embedding(tokens))
-
     def head(self, hidden: jax.Array) -> jax.Array:
         logits, cap = super().head(hidden), self.config.final_logit_softcapping
         return logits if cap is None else cap * jnp.tanh(logits / cap)
-
-
-def scaled(config: Any, embedded: jax.Array) -> jax.Array:
-    """The first layer's input from rows of the embedding table: times the root of H where the family does so."""
-    if not getattr(config, "scaled_embedding", False):
-        return embedded
-    return embedded * jnp.asarray(config.hidden_size**0.5, embedded.dtype)
 
 
 def structure(config: LlamaConfig) -> tuple[nnx.GraphDef, dict]:

@@ -15,12 +15,18 @@ from specjax.models.attention import Block
 from specjax.models.cache import KVCache
 from specjax.models.model import Output
 from specjax.models.product import product
-from specjax.models.quantized import dequantize
+from specjax.models.quantized import Quantized, dequantize
 
 
 def positions_of(cache: KVCache, size: int, given: jax.Array | None) -> jax.Array:
     """Positions i32[B, T] of a block of ``size`` tokens: ``given``, or else the numbers from each row's length on."""
     return cache.lengths[:, None] + span(size) if given is None else given
+
+
+def rows_of(table: jax.Array | Quantized, tokens: jax.Array | None, config: Any, dtype) -> jax.Array:
+    """The embeddings of tokens i32[...], from the embedding table [V, H] and its scale. -> [..., H]."""
+    x = dequantize(table[tokens], dtype)  # type: ignore[index]
+    return x if config.embedding_scale is None else x * jnp.asarray(config.embedding_scale, dtype)
 
 
 def _traced_once() -> Callable:
@@ -55,10 +61,6 @@ class Stack(nnx.Module):
         del positions
         return x
 
-    def embedding(self, tokens: jax.Array | None) -> jax.Array:
-        """The embeddings of tokens i32[B, T]. -> [B, T, H]."""
-        return dequantize(self.embed[...][tokens], self.norm.weight[...].dtype)
-
     def __call__(
         self,
         tokens: jax.Array | None,
@@ -88,7 +90,7 @@ class Stack(nnx.Module):
             states in parts, which doubles the messages between devices. The logits would be in parts too, and each
             pass of a sampling filter would then send messages.
         """
-        x = self.embedding(tokens) if embedded is None else embedded
+        x = rows_of(self.embed[...], tokens, self.config, self.norm.weight[...].dtype) if embedded is None else embedded
         positions = positions_of(cache, x.shape[1], positions)
         x = whole(self.placed(x, positions))  # [B, T, H]
         blocks = self.blocks(cache, positions, mask)

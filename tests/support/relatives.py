@@ -60,7 +60,7 @@ CONFIGS = {
     "qwen2 dynamic": ("qwen2", {"rope_parameters": DYNAMIC}),
     "gpt2": ("gpt2", {}),
     "gpt2 wide mlp": ("gpt2", {"n_inner": 56, "n_head": 2}),
-    "gpt2 relu": ("gpt2", {"activation_function": "relu"}),
+    "gpt2 one head": ("gpt2", {"n_head": 1, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-3}),
 }  # fmt: skip
 # One of each family, for tests that are the same for every checkpoint.
 ONE_OF_EACH = ["qwen2", "qwen3", "mistral", "gemma2", "gemma3 two bases", "smollm3", "gpt2"]
