@@ -107,6 +107,7 @@ FAMILIES = {
             "eos_token_id": 128001,
         },
         reads=_WINDOWS | {"use_sliding_window", "no_rope_layers", "no_rope_layer_interval"},
+        only={"pretraining_tp": (1, 2)},  # no layer of this family reads it, and the published checkpoint says 2
         local=_unrotated,
         theta=2000000.0,
     ),

@@ -1,0 +1,111 @@
+"""Llama's relatives and GPT-2 against transformers: logits whole and through the cache, greedy texts, and files."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import relatives
+from conversions import run_script
+from relatives import CONFIGS, ONE_OF_EACH
+
+import specjax
+from convert import llama_weights as weights
+from specjax import testing
+from specjax.drafters import DraftModel, PromptLookup, TreeModel
+from specjax.models import cache as kv
+from specjax.models.configs import from_hf, to_hf
+
+TOKENS = np.random.default_rng(7).integers(0, 61, (2, 40), dtype=np.int32)
+OTHERS = (TOKENS[:, ::-1] + 1) % 61  # what a rejected draft might have held
+PROMPTS = [TOKENS[0, :9].tolist(), TOKENS[1, :3].tolist()]
+DEFAULT = {*ONE_OF_EACH, "qwen3 window", "smollm3 window", "gemma2 tight caps", "llama dynamic"}
+SEEN = {"gemma3 two bases", "mistral", "gpt2"}  # of greedy texts, which cost most
+
+
+def slow_unless(default, names=tuple(CONFIGS)):
+    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in names]
+
+
+@jax.jit
+def call(lm, tokens, cache):
+    return lm(tokens, cache)
+
+
+@pytest.mark.parametrize("name", slow_unless(DEFAULT))
+def test_logits_are_those_of_transformers(name):
+    """A whole text, and two rows of different lengths in blocks on top of a cache, beyond every window."""
+    lm, expected = specjax.load(relatives.folder(name), dtype="float32"), relatives.logits(name, TOKENS)
+    out = call(lm, TOKENS, lm.alloc_cache(2, 40))
+    np.testing.assert_allclose(out.logits, expected, atol=2e-4, rtol=0)
+
+    lengths = np.array([2, 11])
+    stale = np.arange(40) >= lengths[:, None]
+    cache = call(lm, np.where(stale, OTHERS, TOKENS), lm.alloc_cache(2, 40)).cache
+    for _ in range(4):
+        rows = np.arange(2)[:, None], lengths[:, None] + np.arange(3)
+        out = call(lm, TOKENS[rows], kv.with_lengths(cache, jnp.array(lengths)))
+        np.testing.assert_allclose(out.logits, expected[rows], atol=2e-4, rtol=0)
+        cache, lengths = out.cache, lengths + 3
+
+
+@pytest.mark.parametrize("name", slow_unless(SEEN, ONE_OF_EACH))
+def test_greedy_speculation_is_transformers_greedy_text(name):
+    lm = specjax.load(relatives.folder(name), dtype="float32")
+    twin = testing.noisy_twin(lm, 0.02)
+    for drafter in (DraftModel(twin), PromptLookup(prompt_lookup_min=1), TreeModel(twin, (3, 2, 1))):
+        out = specjax.generate(lm, PROMPTS, drafter=drafter, num_speculative_tokens=3, max_new_tokens=20)
+        for prompt, tokens in zip(PROMPTS, out.tokens, strict=True):
+            assert tokens == relatives.greedy(name, prompt, 20), type(drafter).__name__
+        assert sum(m.num_accepted_tokens for m in out.metrics) > 0
+        if name not in SEEN:
+            continue
+        break  # the other drafters in the slow sweep
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_and_tensors_survive_a_round_trip(name):
+    folder = relatives.folder(name)
+    config = from_hf(json.loads((folder / "config.json").read_text()))
+    assert from_hf(json.loads(json.dumps(to_hf(config)))) == config
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    lm = specjax.load(folder)
+    back = weights.to_hf(config, lm.params)
+    original = {n: w.detach().numpy() for n, w in relatives.model(name).state_dict().items() if n in back}
+    assert all((back[n] == w).all() for n, w in original.items()) and len(original) == len(back)
+
+
+@pytest.mark.parametrize("name", slow_unless({"gemma3 two bases", "gpt2"}, ONE_OF_EACH))
+def test_converted_and_eight_bit_folders_give_the_same_model(name, tmp_path):
+    folder = relatives.folder(name)
+    lm = specjax.load(folder, dtype="float32")
+    assert run_script(folder, tmp_path / "own") == 0
+    own = specjax.load(tmp_path / "own")
+    assert own.config == lm.config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), own.params, lm.params))
+    assert run_script(folder, tmp_path / "int8", "--quantize", "int8") == 0
+    small, direct = specjax.load(tmp_path / "int8"), specjax.load(folder, dtype="float32", quantize="int8")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), small.params, direct.params))
+    exact, rounded = (call(model, TOKENS, model.alloc_cache(2, 40)).logits for model in (lm, small))
+    assert 0 < np.abs(exact - rounded).max() < 0.25 * np.abs(exact).max()
+
+
+def test_a_context_of_dynamic_rope_ends_where_its_frequencies_would_change():
+    lm = specjax.load(relatives.folder("llama dynamic"))
+    assert lm.max_positions == 64
+    with pytest.raises(ValueError, match="65 tokens, more than the model's context of 64"):
+        specjax.generate(lm, [[1] * 65], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("name", slow_unless({"gemma2"}, ONE_OF_EACH))
+def test_every_tensor_matters(name):
+    """Guards the tests above: were some weight ignored by both sides, they would agree and be wrong."""
+    lm = specjax.load(relatives.folder(name), dtype="float32")
+    logits = call(lm, TOKENS, lm.alloc_cache(2, 40)).logits
+    leaves, tree = jax.tree.flatten(lm.params)
+    for i, leaf in enumerate(leaves):
+        noise = np.random.default_rng(i).standard_normal(leaf.shape, dtype=np.float32)
+        bent = jax.tree.unflatten(tree, [*leaves[:i], leaf + np.float32(0.1) * noise, *leaves[i + 1 :]])
+        moved = call(specjax.LM(lm.config, bent), TOKENS, lm.alloc_cache(2, 40)).logits
+        assert np.abs(moved - logits).max() > 1e-3, jax.tree_util.tree_leaves_with_path(lm.params)[i][0]
