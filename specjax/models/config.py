@@ -185,11 +185,17 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     Raises:
       ValueError: keys are missing, unknown, or have a value that specjax does not implement. One error names them all.
     """
-    family = relatives.FAMILIES.get(str(hf.get("model_type")), relatives.FAMILIES["llama"])
+    name = hf.get("model_type")
+    if name is not None and str(name) not in relatives.FAMILIES:  # other families have other keys, so no key is looked at
+        raise ValueError(
+            f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
+            f"{', '.join(relatives.FAMILIES)} and gpt2)"
+        )
+    family = relatives.FAMILIES["llama" if name is None else name]
     two_bases = "rope_local_base_freq" in family.reads
     hf = relatives.with_defaults(family, rope_scaling.flat(hf) if two_bases else hf)
     max_position = 2048 if hf.get("max_position_embeddings") is None else hf["max_position_embeddings"]
-    theta, scaling, local = _read_checked(family, hf, generation or {}, max_position)
+    theta, scaling = _read_checked(family, hf, generation or {}, max_position)
     heads, head_dim = hf["num_attention_heads"], hf.get("head_dim")
     kv_heads = heads if hf.get("num_key_value_heads") is None else hf["num_key_value_heads"]
     if head_dim is None:
@@ -220,7 +226,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         bos_token_id=bos,
         eos_token_ids=eos,
         model_type=hf["model_type"],
-        local_layers=local,
+        local_layers=(local := relatives.local_layers(family, hf)),
         unrotated_layers=relatives.unrotated_layers(hf),
         sliding_window=hf["sliding_window"] if local else None,
         **features,
@@ -229,8 +235,8 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
 
 def _read_checked(
     family: relatives.Family, hf: Mapping[str, Any], generation: Mapping[str, Any], max_position: Any
-) -> tuple[float, RopeScaling | None, tuple[int, ...]]:
-    """(theta, rope scaling, local layers), after a check of every key and value. One error lists all faults."""
+) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) of the rotary embeddings, after a check of every key and value. One error lists all faults."""
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
     if hf.get("model_type") is None:
@@ -238,22 +244,16 @@ def _read_checked(
     rules = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
     rules |= {key: rule for key, rule in values.OF_RELATIVES.items() if key in family.reads}
     problems += keys.refused(hf, keys.READ | family.reads, family.only) + values.problems(hf, rules)
-    theta, scaling, local = family.theta, None, tuple[int, ...]()
+    theta, scaling = family.theta, None
     try:
         theta, scaling = rope_scaling.read(hf, max_position, family.theta)
     except ValueError as problem:
         problems.append(str(problem))
     if not problems:
-        problems += keys.lists_of_layers(hf, family)
-    if not problems:
-        try:
-            local = relatives.local_layers(family, hf)
-        except ValueError as problem:
-            problems.append(str(problem))
-        problems = values.problems_of_ids(hf, generation)
+        problems = keys.lists_of_layers(hf, family) + values.problems_of_ids(hf, generation)
     if problems:
         raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))
-    return theta, scaling, local
+    return theta, scaling
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.models.relatives import FAMILIES, Family
+from specjax.models.relatives import Family
 
 # Keys that are read into the configuration.
 READ = frozenset(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings "
-    "attention_bias mlp_bias".split()
+    "attention_bias mlp_bias model_type".split()
 )
 # Keys that say how the model was made, stored or called. The model's logits are the same without them.
 _ABOUT = frozenset(
@@ -38,7 +38,6 @@ _GENERATION = frozenset(
 IGNORED = _ABOUT | _GENERATION
 # Keys for which only the listed values are implemented. An empty list: the key must be absent or null.
 REQUIRED: dict[str, tuple] = {
-    "model_type": (*FAMILIES, "gpt2"),
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),
     "rope_interleaved": (False,),
@@ -81,10 +80,17 @@ def refused(hf: Mapping[str, Any], reads: frozenset[str], of_family: Mapping[str
 
 
 def lists_of_layers(hf: Mapping[str, Any], family: Family) -> list[str]:
-    """A sentence for each list without one entry for each layer. Lists that the family doesn't read don't count."""
+    """A sentence for each list that doesn't fit the layers or the window. Only lists that the family reads count."""
     layers, lists = hf["num_hidden_layers"], {"layer_types", "no_rope_layers"} & family.reads
-    given = {key: len(hf[key]) for key in sorted(lists) if hf.get(key) is not None}
-    return [f"{key} must have an entry for each of {layers} layers, got {n}" for key, n in given.items() if n != layers]
+    given = [key for key in sorted(lists) if hf.get(key) is not None]
+    wrong = [key for key in given if len(hf[key]) != layers]
+    problems = [f"{key} must have an entry for each of {layers} layers, got {len(hf[key])}" for key in wrong]
+    if "layer_types" in given and "sliding_attention" in hf["layer_types"]:
+        off = hf.get("use_sliding_window") is False
+        if off or hf.get("sliding_window") is None:
+            why = "use_sliding_window is false" if off else "sliding_window is missing"
+            problems.append(f"layer_types names layers of sliding_attention, but {why}")
+    return problems
 
 
 def _layer_types(hf: Mapping[str, Any]) -> list[str]:

@@ -87,7 +87,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     """The configuration that a GPT-2's ``config.json`` describes. Arguments and errors as for Llama's ``from_hf``."""
     hf = {**_DEFAULTS, **{key: value for key, value in hf.items() if value is not None or key.endswith("token_id")}}
     problems = [f"{key} is missing" for key in ("vocab_size", "n_embd", "n_layer", "n_head") if hf.get(key) is None]
-    problems += keys.refused(hf, frozenset(_RULES) | _IGNORED, _ONLY) + values.problems(hf, _RULES)
+    problems += keys.refused(hf, frozenset(_RULES) | _IGNORED | {"model_type"}, _ONLY) + values.problems(hf, _RULES)
     problems = problems or values.problems_of_ids(hf, generation or {})
     if problems:
         raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))

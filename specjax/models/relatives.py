@@ -146,23 +146,11 @@ def with_defaults(family: Family, hf: Json) -> dict[str, Any]:
 
 
 def local_layers(family: Family, hf: Json) -> tuple[int, ...]:
-    """The numbers of the layers that see only a window. ``hf`` has the family's defaults in it.
-
-    Raises:
-      ValueError: layers have a window, and its size is missing.
-    """
-    off = hf.get("use_sliding_window") is False
-    types = hf.get("layer_types")
-    named = types is not None and [i for i, kind in enumerate(types) if kind == "sliding_attention"]
-    layers = family.local(hf) if types is None else named
-    if types is None and hf.get("sliding_window") is None:
-        return ()
-    if layers and (off or hf.get("sliding_window") is None):
-        raise ValueError(
-            "layer_types names layers of sliding_attention, but "
-            + ("use_sliding_window is false" if off else "sliding_window is missing")
-        )
-    return tuple(layers or ())
+    """The numbers of the layers that see only a window. ``hf`` has the family's defaults in it."""
+    types = hf.get("layer_types") if "layer_types" in family.reads else None
+    if types is not None:
+        return tuple(i for i, kind in enumerate(types) if kind == "sliding_attention")
+    return () if hf.get("sliding_window") is None else tuple(family.local(hf))
 
 
 def to_hf(family: Family, config: Any) -> dict[str, Any]:
