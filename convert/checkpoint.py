@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from specjax.models import llama, parallel, quantized
-from specjax.models.config import LlamaConfig
+from specjax.models import configs, families, parallel, quantized
+from specjax.models.configs import ModelConfig
 from specjax.text.tokenizer import Tokenizer
 
 MARK = "specjax.json"
@@ -31,7 +31,7 @@ def is_checkpoint(folder: str | Path) -> bool:
     return (Path(folder) / MARK).is_file()
 
 
-def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Tokenizer | None = None) -> None:
+def save(folder: str | Path, config: ModelConfig, params: dict, tokenizer: Tokenizer | None = None) -> None:
     """Writes a checkpoint, atomically.
 
     Args:
@@ -72,7 +72,7 @@ def save(folder: str | Path, config: LlamaConfig, params: dict, tokenizer: Token
 class Head(NamedTuple):
     """The contents of ``specjax.json``."""
 
-    config: LlamaConfig  # the model's shape
+    config: ModelConfig  # the model's shape
     dtype: jnp.dtype  # the dtype of the weights that aren't quantised
     quantized: str | None  # the kind of the quantised weights, "int8" or "fp8"; None: no weight is quantised
 
@@ -91,14 +91,14 @@ def read_head(folder: str | Path) -> Head:
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']}, this version of specjax reads {FORMAT}")
         quantized.check_kind("quantized", kind := head.get("quantized"))  # absent in files from before quantisation
-        return Head(LlamaConfig.from_dict(head["config"]), jnp.dtype(head["dtype"]), kind)
+        return Head(configs.from_dict(head["config"]), jnp.dtype(head["dtype"]), kind)
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} can't be used: {e}; convert the model again") from None
 
 
 def restore(
     folder: str | Path, dtype=None, quantize: str | None = None, mesh: Mesh | None = None
-) -> tuple[LlamaConfig, dict, Tokenizer | None]:
+) -> tuple[ModelConfig, dict, Tokenizer | None]:
     """Reads a checkpoint straight to its device or devices.
 
     Args:
@@ -141,7 +141,7 @@ def _wanted(head: Head, dtype, mesh: Mesh | None) -> dict:
         cut = jax.tree.map(lambda _: one, shape) if mesh is None else parallel.sharding(path, shape, mesh)
         return jax.tree.map(lambda x, cut: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), shape, cut)
 
-    return quantized.map_with_path(leaf, llama.structure(head.config)[1])
+    return quantized.map_with_path(leaf, families.structure(head.config)[1])
 
 
 def _check_shapes(metadata: Any, wanted: dict) -> None:

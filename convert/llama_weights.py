@@ -1,4 +1,4 @@
-"""Hugging Face Llama tensors to and from the parameter tree: one closed table, read in both directions.
+"""Hugging Face tensors to and from the parameter tree: one closed table, read in both directions. Llama's table.
 
 A leaf of the tree may be fused: several source tensors are parts of one leaf. Each source tensor is copied (and cast)
 straight into its part. So a conversion holds the model and one source tensor, in whatever order the file has them.
@@ -6,30 +6,26 @@ straight into its part. So a conversion holds the model and one source tensor, i
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import llama, parallel
+from convert import gpt2_weights
+from convert.part import Layout, Part, whole
+from specjax.models import families, parallel
 from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
+from specjax.models.gpt2_config import GPT2Config
 from specjax.models.quantized import is_quantized
 
 Place = Callable[[tuple[str, ...], np.ndarray], Any]  # (path in the tree, finished leaf) -> the leaf on its device
 
 
-class Part(NamedTuple):
-    """The place of a source tensor: ``leaf.reshape(view)[indices]``, where ``leaf`` is the tree's leaf at ``path``."""
-
-    path: tuple[str, ...]  # the leaf's path in the tree
-    shape: tuple[int, ...]  # the source tensor's shape
-    view: tuple[int, ...]  # the shape in which the leaf is indexed
-    indices: tuple[Any, ...] = ()  # the indices of the source tensor there; (): the whole leaf
-
-    def of(self, leaf: np.ndarray) -> np.ndarray:
-        """The source tensor's part of a contiguous leaf. It is a view, so writing to it writes to the leaf."""
-        return leaf.reshape(self.view)[self.indices]
+def layout(config: ModelConfig) -> Layout:
+    """The tensors of the checkpoints of a model's family."""
+    return gpt2_weights.layout(config) if isinstance(config, GPT2Config) else Layout(table(config))
 
 
 def table(config: LlamaConfig) -> dict[str, Part]:
@@ -40,15 +36,19 @@ def table(config: LlamaConfig) -> dict[str, Part]:
         parts["lm_head.weight"] = whole(("lm_head",), c.vocab_size, hidden)
     for i in range(c.num_hidden_layers):
         name, path = f"layers.{i}", ("layers", str(i))
-        parts[f"{name}.input_layernorm.weight"] = whole((*path, "attention_norm", "weight"), hidden)
-        parts[f"{name}.post_attention_layernorm.weight"] = whole((*path, "mlp_norm", "weight"), hidden)
+        for tensor, leaf in (_FOUR_NORMS if c.post_norms else _TWO_NORMS).items():
+            parts[f"{name}.{tensor}.weight"] = whole((*path, leaf, "weight"), hidden)
         parts |= sublayers(c, name, path, hidden)
     return parts
 
 
-def whole(path: tuple[str, ...], *shape: int) -> Part:
-    """The place of a tensor that is a whole leaf."""
-    return Part(path, shape, shape)
+_TWO_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+_FOUR_NORMS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
+}
 
 
 def norm(name: str, size: int) -> Part:
@@ -67,18 +67,23 @@ def sublayers(c: LlamaConfig, prefix: str, layer: tuple[str, ...], reads: int) -
     """
     kv, group, dim, hidden, ffn = c.num_key_value_heads, c.group_size, c.head_dim, c.hidden_size, c.intermediate_size
     parts = {}
-    for kind, bias, mlp_bias in (("weight", True, True), ("bias", c.attention_bias, c.mlp_bias)):
+    if c.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            parts[f"{prefix}.self_attn.{name}.weight"] = whole((*layer, "attention", name, "weight"), dim)
+    qkv_bias = c.attention_bias or c.qkv_bias
+    for kind, qkv, o, mlp in (("weight", True, True, True), ("bias", qkv_bias, c.attention_bias, c.mlp_bias)):
         matrix = kind == "weight"
-        if bias:
+        if qkv:
             ins = (reads,) if matrix else ()
             path, view = (*layer, "attention", "qkv", kind), (kv, group + 2, dim, *ins)
             slots = {"q": (kv * group, slice(0, group)), "k": (kv, group), "v": (kv, group + 1)}
             for name, (heads, slot) in slots.items():
                 shape = (heads * dim, *ins)
                 parts[f"{prefix}.self_attn.{name}_proj.{kind}"] = Part(path, shape, view, (slice(None), slot))
-            o = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
-            parts[f"{prefix}.self_attn.o_proj.{kind}"] = whole((*layer, "attention", "o", kind), *o)
-        if mlp_bias:
+        if o:
+            shape = (hidden, c.num_attention_heads * dim) if matrix else (hidden,)
+            parts[f"{prefix}.self_attn.o_proj.{kind}"] = whole((*layer, "attention", "o", kind), *shape)
+        if mlp:
             ins = (hidden,) if matrix else ()
             path, view = (*layer, "mlp", "gate_up", kind), (2, ffn, *ins)
             for slot, name in enumerate(("gate", "up")):
@@ -90,7 +95,7 @@ def sublayers(c: LlamaConfig, prefix: str, layer: tuple[str, ...], reads: int) -
 
 
 def from_hf_tensors(
-    config: LlamaConfig,
+    config: ModelConfig,
     tensors: Iterable[tuple[str, np.ndarray]],
     dtype=None,
     place: Place | None = None,
@@ -99,34 +104,35 @@ def from_hf_tensors(
 
     Args:
       config: the model's shape.
-      tensors: the pairs. Each is read once and not kept. Names may lack the prefix ``model.``, and rotary ``inv_freq``
-        buffers are skipped. With tied embeddings, an ``lm_head.weight`` is accepted only if it equals the embedding.
+      tensors: the pairs. Each is read once and not kept. Names may lack the prefix ``model.`` (GPT-2:
+        ``transformer.``), and buffers are skipped. With tied embeddings, an ``lm_head.weight`` is accepted only if it
+        equals the embedding.
       dtype: the dtype of every leaf; None: the checkpoint's own. If the parts of a fused leaf differ, the leaf has the
         widest of their dtypes.
       place: puts a finished leaf on its device (``parallel.placement``); None: on the default device. The host array
         that it gets is not written again.
 
     Returns:
-      A tree with the structure of ``specjax.models.llama.structure(config)[1]``.
+      A tree with the structure of ``specjax.models.families.structure(config)[1]``.
 
     Raises:
       ValueError: tensors are unknown, duplicate, missing or misshapen, or hold values that are not finite in ``dtype``.
         One error lists all of them.
     """
     place = parallel.placement(config) if place is None else place
-    filler = Filler(Sheet(table(config), config.tie_word_embeddings), llama.structure(config)[1], dtype, place)
+    filler = Filler(Sheet.of(config), families.structure(config)[1], dtype, place)
     for name, array in tensors:
         filler.take(name, array)
         del array  # freed before the next source is read
     return filler.finish()
 
 
-def to_hf(config: LlamaConfig, params: dict) -> dict[str, np.ndarray]:
+def to_hf(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
     """The inverse of :func:`from_hf_tensors`, bit for bit: Hugging Face names to contiguous host arrays."""
     return dict(iter_hf(config, params))
 
 
-def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray]]:
+def iter_hf(config: ModelConfig, params: dict) -> Iterator[tuple[str, np.ndarray]]:
     """As :func:`to_hf`, one tensor at a time.
 
     Raises:
@@ -134,16 +140,17 @@ def iter_hf(config: LlamaConfig, params: dict) -> Iterator[tuple[str, np.ndarray
     """
     if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
         raise ValueError("quantised weights have no Hugging Face tensors; load the model without quantize")
-    for name, part in table(config).items():
+    names = layout(config)
+    for name, part in names.table.items():
         leaf = params
         for key in part.path:
             leaf = leaf[key]
-        yield full_name(name), np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
+        yield names.full_name(name), np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
 
 
-def check(config: LlamaConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+def check(config: ModelConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Checks the names and shapes of all tensors before any weight is read. Raises as :func:`from_hf_tensors`."""
-    sheet = Sheet(table(config), config.tie_word_embeddings)
+    sheet = Sheet.of(config)
     for name, shape in shapes:
         sheet.note(name, shape)
     sheet.finish()
@@ -151,7 +158,7 @@ def check(config: LlamaConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) ->
 
 def full_name(name: str) -> str:
     """The tensor's name in a checkpoint of a whole model (``LlamaForCausalLM``): with the prefix ``model.``."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
+    return Layout({}).full_name(name)
 
 
 class Sheet:
@@ -161,26 +168,41 @@ class Sheet:
       table: the place of every expected tensor.
       tied: whether an ``lm_head.weight`` may come although the table has none.
       name_of: gives the name that errors show for a missing tensor of the table.
+      layout: the prefix that names may have, and the buffers that are skipped.
     """
 
-    def __init__(self, table: dict[str, Part], tied: bool = False, name_of: Callable[[str], str] = full_name):
+    def __init__(
+        self,
+        table: dict[str, Part],
+        tied: bool = False,
+        name_of: Callable[[str], str] = full_name,
+        layout: Layout = Layout({}),  # noqa: B008
+    ):
         self.table = table
+        self.layout = layout
         self.tied = tied
         self.name_of = name_of
         self.seen: set[str] = set()
         self.problems: list[str] = []
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Sheet":
+        """The sheet of a whole model."""
+        tensors = layout(config)
+        return cls(tensors.table, config.tie_word_embeddings, tensors.full_name, tensors)
 
     def note(self, name: str, shape: tuple[int, ...]) -> Part | None:
         """The place of a tensor. None: the tensor has no place, or some problem is known, so it need not be copied.
 
         A tensor without a place is noted as a problem, unless it is harmless.
         """
-        key = name.removeprefix("model.")
-        if key.endswith("rotary_emb.inv_freq"):
+        key = name.removeprefix(self.layout.prefix)
+        if key.endswith(self.layout.buffers):
             return None  # harmless: a buffer of old checkpoints, which follows from the config
         part = self.table.get(key)
         if key == "lm_head.weight" and self.tied:
-            part = self.table["embed_tokens.weight"]._replace(path=())  # () marks a tensor that is compared, not kept
+            embed = next(part for part in self.table.values() if part.path == ("embed",))
+            part = embed._replace(path=())  # () marks a tensor that is compared, not kept
         if part is None:
             self.problems.append(f"unexpected: {name} {list(shape)}")
         elif key in self.seen:
@@ -252,7 +274,7 @@ class Filler:
         """The finished tree. Raises one ValueError that lists all problems, if there are any."""
         if len(set(self.digests)) > 1:
             self.sheet.problems.append(
-                "contradictory: lm_head.weight differs from model.embed_tokens.weight, but the config says "
+                "contradictory: lm_head.weight differs from the embedding, but the config says "
                 "tie_word_embeddings = true; set it to false to use lm_head.weight, or remove that tensor"
             )
         self.sheet.finish()

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from convert import llama_weights as llama
 from convert import safetensors
 from specjax.checkpoints.json_file import read_json
-from specjax.models.config import LlamaConfig, from_hf
+from specjax.models.configs import ModelConfig, from_hf
 from specjax.text.tokenizer import Tokenizer
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -20,7 +20,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class Source(NamedTuple):
     """A checkpoint whose names and shapes have been checked. Its weights are not read yet."""
 
-    config: LlamaConfig  # the model's shape
+    config: ModelConfig  # the model's shape
     tokenizer: Tokenizer | None  # None: the checkpoint has no tokenizer
     dtype: np.dtype  # the dtype that config.json states, or else one in which no weight is rounded
     tensors: Iterator[tuple[str, np.ndarray]]  # (Hugging Face name, array) of each tensor; can be read only once
@@ -92,7 +92,7 @@ def _open_folder(folder: Path) -> Source:
     return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries))
 
 
-def _check_rows(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) -> None:
+def _check_rows(folder: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> None:
     """Raises ValueError if ordinary tokens have no row in the model. Added tokens, such as [PAD], may have no row."""
     if tokenizer is None:
         return

@@ -16,12 +16,12 @@ from cli.parser import Parser, refusing
 from convert import checkpoint
 from convert.source import open_source
 from specjax.checkpoints.load import locate
-from specjax.models import llama, parallel
+from specjax.models import families, parallel
 from specjax.models.quantized import KINDS
 
 
 def parse(argv) -> argparse.Namespace:
-    parser = Parser(description="Converts a Llama-family model to a folder that specjax.load reads.")
+    parser = Parser(description="Converts a model to a folder that specjax.load reads.")
     parser.add_argument("source", help="Hugging Face folder, GGUF file, specjax folder, or hub name org/name")
     parser.add_argument("destination", type=Path, help="a new folder, or an empty one")
     parser.add_argument(
@@ -49,7 +49,7 @@ def convert(source: str, destination: Path, dtype: str | None, quantize: str | N
         print(f"warning: {source} has no tokenizer; the model will take token ids only", file=sys.stderr)
     print(f"writing {destination}", flush=True)
     checkpoint.save(destination, config, params, tokenizer)
-    count = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(config)[1]))
+    count = sum(leaf.size for leaf in jax.tree.leaves(families.structure(config)[1]))
     head = checkpoint.read_head(destination)
     kind = f"{head.dtype} and {head.quantized}" if head.quantized else head.dtype
     print(f"{count:,} parameters, {kind}, in {time.monotonic() - started:.1f} s")

@@ -84,15 +84,14 @@ def compare(
 
 
 def transformers_greedy(lm: specjax.LM, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """The new tokens of each prompt by greedy decoding with transformers' LlamaForCausalLM on the same weights."""
+    """The new tokens of each prompt by greedy decoding with transformers' model of the family on the same weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from convert.llama_weights import iter_hf
-    from specjax.models.config import to_hf
+    from specjax.models.configs import to_hf
 
-    given = {name: value for name, value in to_hf(lm.config).items() if name != "model_type"}
-    model = LlamaForCausalLM(LlamaConfig(**given)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**to_hf(lm.config))).eval()
     weights = {n: torch.from_numpy(np.array(w, np.float32)) for n, w in iter_hf(lm.config, lm.params)}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

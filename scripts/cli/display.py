@@ -10,7 +10,7 @@ import jax
 
 from specjax.generation.metrics import Totals
 from specjax.generation.result import Result
-from specjax.models import llama
+from specjax.models import families
 from specjax.models.lm import LM
 from specjax.models.quantized import kind_of
 
@@ -54,7 +54,7 @@ def heading(lm: LM, name: str, drafter: dict[str, Any], size: int, prompts: list
       size: K.
       prompts: the prompts as the user wrote them.
     """
-    weights = sum(leaf.size for leaf in jax.tree.leaves(llama.structure(lm.config)[1]))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(families.structure(lm.config)[1]))
     kind = kind_of(lm.params) or lm.dtype.name
     given = [f"{key.replace('_', ' ')} {value}" for key, value in drafter.items() if value is not None][1:]
     settings = f" ({', '.join(given)})" if given else ""

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from convert import checkpoint, default_model, llama_weights
+from convert.part import Part
 from convert.source import open_source
 from specjax.models import parallel, quantized
-from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
 from specjax.models.lm import LM
 from specjax.text.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ def load(
     kv_dtype: str | None = None,
     mesh: Mesh | None = None,
 ) -> LM:
-    """Loads a Llama-family model and its tokenizer. Every weight goes to the device as soon as it is read.
+    """Loads a model and its tokenizer. Every weight goes to the device as soon as it is read.
 
     A text ends at each id of ``config.eos_token_ids``. These are all ids that config.json, generation_config.json (or
     the GGUF file) and the tokenizer name.
@@ -77,7 +78,7 @@ def load(
     return LM(config, params, tokenizer, kv_dtype, sharding, str(name_or_path))
 
 
-def _with_stop_token(config: LlamaConfig, tokenizer: Tokenizer | None) -> LlamaConfig:
+def _with_stop_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
     """The config with the tokenizer's end token added. Chat fine-tunes often name their end of turn only there."""
     eos = None if tokenizer is None else tokenizer.eos_id
     if eos is None or eos in config.eos_token_ids or eos >= config.vocab_size:
@@ -124,9 +125,10 @@ def _check_dtype(dtype):
     return found
 
 
-def hf_parts(config: LlamaConfig) -> dict[str, llama_weights.Part]:
+def hf_parts(config: ModelConfig) -> dict[str, Part]:
     """The place of every tensor of a checkpoint in the parameter tree, by the tensor's full Hugging Face name."""
-    return {llama_weights.full_name(name): part for name, part in llama_weights.table(config).items()}
+    layout = llama_weights.layout(config)
+    return {layout.full_name(name): part for name, part in layout.table.items()}
 
 
 def published_head(folder: str | Path, target: LM) -> "Drafter":

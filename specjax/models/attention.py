@@ -38,8 +38,25 @@ class Block(NamedTuple):
     table: jax.Array | None = None
 
 
+class Score(NamedTuple):
+    """How scores are made of the products of queries and keys. Numbers are static."""
+
+    # The factor on each product. None: D ** -0.5.
+    scale: float | None = None
+    # A score s becomes cap * tanh(s / cap) (Gemma 2, section 2). None: scores stay as they are.
+    cap: float | None = None
+
+
+PLAIN = Score()
+
+
 def attend(
-    qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, sharding: NamedSharding | None = None
+    qkv: jax.Array,
+    block: Block,
+    keys: Buffer,
+    values: Buffer,
+    sharding: NamedSharding | None = None,
+    score: Score = PLAIN,
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """Writes a block's keys and values to the cache, then mixes for each query the values that the query sees.
 
@@ -50,6 +67,8 @@ def attend(
       keys, values: the cache of one layer: [B, kv_heads, S, D], or pools [P, kv_heads, PAGE, D] with ``block.table``.
       sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
         kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
+      score: how scores are made. The kernel makes plain ones alone; all others are left to XLA. So are blocks that are
+        not rotated. A window is a mask, which the kernel reads.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
@@ -58,9 +77,10 @@ def attend(
     starts, angles, mask, bias, table = block
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    platform = kernels() if short and typed and angles is not None and bias is None else None
+    plain = angles is not None and bias is None and score == PLAIN
+    platform = kernels() if short and typed and plain else None
     if platform is None:
-        return by_xla(qkv, block, keys, values)
+        return by_xla(qkv, block, keys, values, score)
     from specjax.models import fused_attention  # can't be imported where JAX has no Triton
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
@@ -102,7 +122,9 @@ def kernels() -> str | None:
     return "cuda"
 
 
-def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
+def by_xla(
+    qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, score: Score = PLAIN
+) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     batch, size, kv_heads, width, dim = qkv.shape
     group, (starts, angles, mask, bias, table) = width - 2, block
@@ -116,7 +138,10 @@ def by_xla(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[
         mask = span(row_keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
 
     q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix for each kv head
-    scores = kv.scores(q, row_keys).reshape(batch, kv_heads, group, size, -1) * dim**-0.5  # [B, kv, g, T, S]
+    scale = dim**-0.5 if score.scale is None else score.scale
+    scores = kv.scores(q, row_keys).reshape(batch, kv_heads, group, size, -1) * scale  # [B, kv, g, T, S]
+    if score.cap is not None:
+        scores = score.cap * jnp.tanh(scores / score.cap)
     if bias is not None:
         scores += bias.reshape(len(bias), kv_heads, group, size, -1)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)

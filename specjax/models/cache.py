@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
 from specjax.models.quantized import Quantized, quantize
 
 Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim], or a pool [P, kv_heads, PAGE, head_dim]
@@ -71,7 +71,7 @@ class KVCache:
 
 
 def alloc(
-    config: LlamaConfig, batch: int, capacity: int, dtype, sharding: NamedSharding | None = None
+    config: ModelConfig, batch: int, capacity: int, dtype, sharding: NamedSharding | None = None
 ) -> KVCache:
     """An empty cache. It is filled with zeros, because uninitialised memory could hold NaN.
 

@@ -1,4 +1,4 @@
-"""Frozen model configurations, and the closed table that reads them from a Hugging Face ``config.json``."""
+"""The configuration of Llama and its relatives, and how it is read from a Hugging Face ``config.json``."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,44 +6,17 @@ from typing import Any
 
 from specjax.models import config_keys as keys
 from specjax.models import config_values as values
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched past the trained context. See :mod:`specjax.models.rope`.
-
-    A field that the kind does not use keeps its default. Except for ``kind`` and ``factors``, names and meanings are
-    those of Hugging Face.
-    """
-
-    kind: str  # "linear", "llama3", "yarn" or "factors"
-    factor: float = 1.0  # all kinds but "factors": by how much the context is stretched
-    original_max_position_embeddings: int = 0  # llama3 and yarn: the trained context, in tokens
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn: the factor on cos and sin; None: it follows from factor and mscales
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
-    factors: tuple[float, ...] = ()  # factors: the divisor of each rotated pair's frequency, as GGUF files store them
-
-    def __post_init__(self):
-        if self.kind not in values.ROPE_FIELDS:
-            raise ValueError(f"rope scaling {self.kind!r} is not implemented: {', '.join(values.ROPE_FIELDS)} are")
-        given = {name: getattr(self, name) for name in sorted(values.ROPE_FIELDS[self.kind])}
-        problems = values.problems(given, values.ROPE)
-        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if not problems and low in given and given[low] >= given[high]:
-                problems.append(f"{high} ({given[high]}) must be greater than {low} ({given[low]})")
-        if problems:
-            raise ValueError(f"rope scaling {self.kind!r}: {'; '.join(problems)}")
+from specjax.models import relatives, rope_scaling
+from specjax.models.rope_scaling import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig:
-    """Shape and constants of a Llama-family model. The names are those of Hugging Face's ``config.json``."""
+    """Shape and constants of a Llama or a relative of it. The names are those of Hugging Face's ``config.json``.
+
+    The fields from ``model_type`` on are the features of relatives. Without them the model is a Llama.
+    :mod:`specjax.models.relatives` says which family has which.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -61,11 +34,29 @@ class LlamaConfig:
     mlp_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    model_type: str = "llama"  # the name of the family in config.json
+    qkv_bias: bool = False  # q, k and v have a bias, and o has none
+    qk_norm: bool = False  # each head's query and key is normed before its rotation
+    hidden_act: str = "silu"  # the MLP's activation: "silu" or "gelu_pytorch_tanh"
+    norm_plus_one: bool = False  # norms multiply by 1 + weight
+    post_norms: bool = False  # the outputs of attention and MLP are normed before they are added
+    scaled_embedding: bool = False  # embeddings are multiplied by the root of the hidden size
+    query_pre_attn_scalar: float | None = None  # scores are divided by its root; None: by the root of head_dim
+    attn_logit_softcapping: float | None = None  # scores s become cap * tanh(s / cap)
+    final_logit_softcapping: float | None = None  # logits too
+    sliding_window: int | None = None  # how many tokens, itself included, a token sees in a local layer
+    local_layers: tuple[int, ...] = ()  # the layers that see only the window
+    rope_local_base_freq: float | None = None  # rope_theta of local layers, without scaling; None: as in other layers
+    unrotated_layers: tuple[int, ...] = ()  # the layers whose queries and keys are not rotated
 
     def __post_init__(self):
         given = dataclasses.asdict(self)
         required = [values.MODEL[name].problem(name, None) for name in values.MODEL if given[name] is None]
-        problems = required + values.problems(given, values.MODEL)
+        problems = required + values.problems(given, values.MODEL | values.FEATURES)
+        if self.model_type not in relatives.FAMILIES:
+            problems.append(f"model_type must be one of {', '.join(relatives.FAMILIES)}, got {self.model_type!r}")
+        if self.local_layers and self.sliding_window is None:
+            problems.append("sliding_window must be given, because local_layers names layers with a window")
         if self.bos_token_id is not None and not values.is_integer(self.bos_token_id):
             problems.append(f"bos_token_id must be an integer or None, got {self.bos_token_id!r}")
         if not all(map(values.is_integer, self.eos_token_ids)):
@@ -93,6 +84,30 @@ class LlamaConfig:
         """Query heads that share one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings; None: there is none."""
+        return self.hidden_size**0.5 if self.scaled_embedding else None
+
+    @property
+    def score_scale(self) -> float | None:
+        """The factor on attention scores; None: the root of 1 / head_dim."""
+        scalar = self.query_pre_attn_scalar
+        return None if scalar is None or scalar == self.head_dim else scalar**-0.5
+
+    def of_layers(self, layers: tuple[int, ...]) -> "LlamaConfig":
+        """The configuration of a model that has only these layers of this model."""
+
+        def kept(numbers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(new for new, old in enumerate(layers) if old in numbers)
+
+        return dataclasses.replace(
+            self,
+            num_hidden_layers=len(layers),
+            local_layers=kept(self.local_layers),
+            unrotated_layers=kept(self.unrotated_layers),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_dict` is its inverse."""
         return dataclasses.asdict(self)
@@ -104,7 +119,8 @@ class LlamaConfig:
         if fields.get("rope_scaling") is not None:
             scaling = dict(fields["rope_scaling"])
             fields["rope_scaling"] = RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))})
-        fields["eos_token_ids"] = tuple(fields.get("eos_token_ids", ()))
+        for name in ("eos_token_ids", "local_layers", "unrotated_layers"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
 
@@ -157,7 +173,7 @@ PRESETS = {
 
 
 def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> LlamaConfig:
-    """The configuration that a Hugging Face Llama ``config.json`` describes. What is not implemented is refused.
+    """The configuration that a ``config.json`` of Llama or a relative describes. What is not implemented is refused.
 
     ``eos_token_ids`` are the ids of ``generation_config.json`` and of ``config.json`` together. ``specjax.load`` adds
     the tokenizer's id, and the caller of ``generate`` may override all of them.
@@ -169,8 +185,17 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     Raises:
       ValueError: keys are missing, unknown, or have a value that specjax does not implement. One error names them all.
     """
+    name = hf.get("model_type")
+    if name is not None and str(name) not in relatives.FAMILIES:  # other families have other keys, so no key is looked at
+        raise ValueError(
+            f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
+            f"{', '.join(relatives.FAMILIES)} and gpt2)"
+        )
+    family = relatives.FAMILIES["llama" if name is None else name]
+    two_bases = "rope_local_base_freq" in family.reads
+    hf = relatives.with_defaults(family, rope_scaling.flat(hf) if two_bases else hf)
     max_position = 2048 if hf.get("max_position_embeddings") is None else hf["max_position_embeddings"]
-    theta, scaling = _read_checked(hf, generation or {}, max_position)
+    theta, scaling = _read_checked(family, hf, generation or {}, max_position)
     heads, head_dim = hf["num_attention_heads"], hf.get("head_dim")
     kv_heads = heads if hf.get("num_key_value_heads") is None else hf["num_key_value_heads"]
     if head_dim is None:
@@ -180,9 +205,9 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
                 f"num_attention_heads ({heads}) and head_dim is not given; set head_dim"
             )
         head_dim = hf["hidden_size"] // heads
-    ends = [source.get("eos_token_id") for source in (generation or {}, hf)]
-    eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
-    bos = (generation or {}).get("bos_token_id")
+    read = {name: hf.get(name) for name in values.FEATURES.keys() & family.reads if name != "sliding_window"}
+    features: dict[str, Any] = {**read, **family.sets}
+    bos, eos = values.special_ids(hf, generation or {})
     return LlamaConfig(
         vocab_size=hf["vocab_size"],
         hidden_size=hf["hidden_size"],
@@ -198,31 +223,34 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
         attention_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
-        bos_token_id=hf.get("bos_token_id") if bos is None else bos,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        bos_token_id=bos,
+        eos_token_ids=eos,
+        model_type=hf["model_type"],
+        local_layers=(local := relatives.local_layers(family, hf)),
+        unrotated_layers=relatives.unrotated_layers(hf),
+        sliding_window=hf["sliding_window"] if local else None,
+        **features,
     )
 
 
 def _read_checked(
-    hf: Mapping[str, Any], generation: Mapping[str, Any], max_position: Any
+    family: relatives.Family, hf: Mapping[str, Any], generation: Mapping[str, Any], max_position: Any
 ) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) of the rotary embeddings, after a check of every key and value. One error lists all faults."""
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
     if hf.get("model_type") is None:
-        problems.append("model_type is missing (only 'llama' is implemented)")
-    outside_rope = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
-    problems += keys.refused(hf) + values.problems(hf, outside_rope)
-    theta, scaling = 10000.0, None
+        problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)} and gpt2)")
+    rules = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
+    rules |= {key: rule for key, rule in values.OF_RELATIVES.items() if key in family.reads}
+    problems += keys.refused(hf, keys.READ | family.reads, family.only) + values.problems(hf, rules)
+    theta, scaling = family.theta, None
     try:
-        theta, scaling = _read_rope(hf, max_position)
+        theta, scaling = rope_scaling.read(hf, max_position, family.theta)
     except ValueError as problem:
         problems.append(str(problem))
     if not problems:
-        size = hf["vocab_size"]
-        ids = {"bos_token_id": values.token_id(size), "eos_token_id": values.token_ids(size)}
-        problems = values.problems(hf, ids)
-        problems += [f"generation_config.json: {problem}" for problem in values.problems(generation, ids)]
+        problems = keys.lists_of_layers(hf, family) + values.problems_of_ids(hf, generation)
     if problems:
         raise ValueError("config.json can't be used:\n  " + "\n  ".join(problems))
     return theta, scaling
@@ -234,89 +262,14 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     transformers has no ``factors`` scaling. The file says ``longrope`` instead, with the same factors for short and
     long texts.
     """
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "factors":
-        both = {"short_factor": list(scaling.factors), "long_factor": list(scaling.factors)}
-        rope |= {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
-        rope["original_max_position_embeddings"] = config.max_position_embeddings
-    elif scaling is not None:
-        rope["rope_type"] = scaling.kind
-        fields = {name: getattr(scaling, name) for name in sorted(values.ROPE_FIELDS[scaling.kind])}
-        rope |= {name: value for name, value in fields.items() if value is not None}
-    outside_rope = keys.READ - {"rope_theta", "rope_scaling"}
-    same = [field.name for field in dataclasses.fields(config) if field.name in outside_rope]
+    family = relatives.FAMILIES[config.model_type]
+    outside_rope = (keys.READ | family.reads) - {"rope_theta", "rope_scaling", "rope_local_base_freq"}
+    same = [field.name for field in dataclasses.fields(config) if field.name in outside_rope - family.only.keys()]
     return {
-        "model_type": "llama",
+        "model_type": config.model_type,
         **{name: getattr(config, name) for name in same},
-        "rope_parameters": rope,
+        **relatives.to_hf(family, config),
+        "rope_parameters": rope_scaling.to_hf(config),
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,
     }
-
-
-_ROPE_REFUSED = {
-    "dynamic": "its frequencies change with the length reached, so cached keys would need rotating again",
-    "longrope": "its per-dimension factors are not implemented",
-}
-
-
-def _read_rope(hf: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling), from either of two spellings.
-
-    Older files have ``rope_theta`` and ``rope_scaling`` at top level. Newer files have one object, ``rope_parameters``.
-    """
-    objects = {key: values.OBJECT for key in ("rope_parameters", "rope_scaling")}
-    if problems := values.problems(hf, objects):
-        raise ValueError("; ".join(problems))
-    if hf.get("rope_parameters") and hf.get("rope_scaling"):
-        if {**hf["rope_parameters"]} != {**hf["rope_parameters"], **hf["rope_scaling"]}:
-            raise ValueError("rope_parameters and rope_scaling are both given, and they differ; keep one")
-    # Null means that the key is absent, as elsewhere. So a factor of null counts as missing.
-    rope = {k: v for k, v in (hf.get("rope_parameters") or hf.get("rope_scaling") or {}).items() if v is not None}
-    theta = _read_theta(hf.get("rope_theta"), rope.pop("rope_theta", None))
-    kind = _read_kind(rope)
-    rope.pop("finetuned", None)  # how the weights were trained has no effect on the model
-    rope.pop("partial_rotary_factor", None) if rope.get("partial_rotary_factor") in (1, 1.0) else None
-    if kind == "default":
-        if rope:
-            raise ValueError(f"rope scaling gives {sorted(rope)} but no rope_type that reads them")
-        return theta, None
-    if kind not in _ROPE_NEEDED:
-        reason = _ROPE_REFUSED.get(kind, f"known kinds are default, {', '.join(_ROPE_NEEDED)}")
-        raise ValueError(f"rope scaling {kind!r} is not implemented: {reason}")
-    fields = values.ROPE_FIELDS[kind]
-    if unknown := sorted(set(rope) - fields):
-        raise ValueError(f"rope scaling {kind!r} gives {unknown}, which is unknown; it takes {sorted(fields)}")
-    if missing := [key for key in _ROPE_NEEDED[kind] if key not in rope]:
-        raise ValueError(f"rope scaling {kind!r}: {' and '.join(missing)} is missing, got {rope}")
-    if kind != "linear":
-        rope.setdefault("original_max_position_embeddings", max_position)
-    if kind == "yarn" and theta <= 1:
-        raise ValueError(f"rope_theta must be greater than 1 under yarn scaling, got {theta}")
-    return theta, RopeScaling(kind=kind, **rope)
-
-
-_ROPE_NEEDED = {"linear": ["factor"], "yarn": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
-
-
-def _read_theta(outer: Any, inner: Any) -> float:
-    given = [theta for theta in (outer, inner) if theta is not None]
-    if bad := [theta for theta in given if not values.POSITIVE.holds(theta)]:
-        raise ValueError(values.POSITIVE.problem("rope_theta", bad[0]))
-    if len(set(given)) > 1:
-        raise ValueError(
-            f"rope_theta twice, with different values: {given[0]} at top level, {given[1]} inside rope_parameters; "
-            "keep the right one"
-        )
-    return float(given[0]) if given else 10000.0
-
-
-def _read_kind(rope: dict[str, Any]) -> str:
-    """Takes the scaling's kind out of its object. The key is ``rope_type``, in older files ``type``."""
-    given = [kind for kind in (rope.pop("rope_type", None), rope.pop("type", None)) if kind is not None]
-    if bad := [kind for kind in given if not values.TEXT.holds(kind)]:
-        raise ValueError(values.TEXT.problem("rope_type", bad[0]))
-    if len(set(given)) > 1:
-        raise ValueError(f"two rope types are named: {sorted(given)}; keep one")
-    return given[0] if given else "default"

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.models.relatives import Family
+
 # Keys that are read into the configuration.
 READ = frozenset(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings "
-    "attention_bias mlp_bias".split()
+    "attention_bias mlp_bias model_type".split()
 )
 # Keys that say how the model was made, stored or called. The model's logits are the same without them.
 _ABOUT = frozenset(
@@ -36,7 +38,6 @@ _GENERATION = frozenset(
 IGNORED = _ABOUT | _GENERATION
 # Keys for which only the listed values are implemented. An empty list: the key must be absent or null.
 REQUIRED: dict[str, tuple] = {
-    "model_type": ("llama",),
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),
     "rope_interleaved": (False,),
@@ -54,20 +55,41 @@ REQUIRED: dict[str, tuple] = {
 }
 
 
-def refused(hf: Mapping[str, Any]) -> list[str]:
-    """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key."""
+def refused(hf: Mapping[str, Any], reads: frozenset[str], of_family: Mapping[str, tuple]) -> list[str]:
+    """A sentence for each key, or value of a key, that specjax does not implement. A null counts as an absent key.
+
+    Args:
+      hf: the contents of ``config.json``.
+      reads: the keys that the family reads.
+      of_family: the family's own entries of ``REQUIRED``. They win over all other lists.
+    """
     problems = []
     for key, value in hf.items():
-        if value is None or key in IGNORED or key in READ:
+        only = of_family.get(key, REQUIRED.get(key))
+        if value is None or (key in reads | IGNORED and key not in of_family):
             continue
-        if key in REQUIRED:
-            if value not in REQUIRED[key]:
-                implemented = " or ".join(repr(v) for v in REQUIRED[key]) or "null"
+        if only is not None:
+            if value not in only:
+                implemented = " or ".join(repr(v) for v in only) or "null"
                 problems.append(f"{key} = {value!r} is not implemented (only {implemented})")
         elif key in _JUDGED:
             problems += _JUDGED[key](hf)
         else:
             problems.append(f"{key} = {value!r} is unknown to specjax, so its effect on the model can't be ruled out")
+    return problems
+
+
+def lists_of_layers(hf: Mapping[str, Any], family: Family) -> list[str]:
+    """A sentence for each list that doesn't fit the layers or the window. Only lists that the family reads count."""
+    layers, lists = hf["num_hidden_layers"], {"layer_types", "no_rope_layers"} & family.reads
+    given = [key for key in sorted(lists) if hf.get(key) is not None]
+    wrong = [key for key in given if len(hf[key]) != layers]
+    problems = [f"{key} must have an entry for each of {layers} layers, got {len(hf[key])}" for key in wrong]
+    if "layer_types" in given and "sliding_attention" in hf["layer_types"]:
+        off = hf.get("use_sliding_window") is False
+        if off or hf.get("sliding_window") is None:
+            why = "use_sliding_window is false" if off else "sliding_window is missing"
+            problems.append(f"layer_types names layers of sliding_attention, but {why}")
     return problems
 
 

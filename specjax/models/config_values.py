@@ -41,6 +41,7 @@ NOT_NEGATIVE = Rule("a number from 0 up", lambda v: is_number(v) and v >= 0)
 FLAG = Rule("true or false", lambda v: isinstance(v, bool))
 OBJECT = Rule("an object or null", lambda v: isinstance(v, Mapping))
 TEXT = Rule("text", lambda v: isinstance(v, str))
+NUMBERS_OF_LAYERS = Rule("numbers of layers", lambda v: all(is_integer(i) and i >= 0 for i in v))
 
 
 def token_id(vocab_size: int) -> Rule:
@@ -52,6 +53,21 @@ def token_ids(vocab_size: int) -> Rule:
     """The rule for one id of a vocabulary, or a list of ids."""
     one = token_id(vocab_size)
     return Rule(f"{one.expected}, or a list of such ids", lambda v: one.holds(v) or _is_list_of_ids(v, vocab_size))
+
+
+def special_ids(hf: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The id of the first token, and the ids that end a text, of ``generation_config.json`` and ``config.json``."""
+    bos = generation.get("bos_token_id")
+    ends = [source.get("eos_token_id") for source in (generation, hf)]
+    eos = [token for end in ends if end is not None for token in (end if isinstance(end, list | tuple) else [end])]
+    return hf.get("bos_token_id") if bos is None else bos, tuple(dict.fromkeys(eos))
+
+
+def problems_of_ids(hf: Mapping[str, Any], generation: Mapping[str, Any]) -> list[str]:
+    """A sentence for each special id of the two files that is no id of the vocabulary."""
+    size = hf["vocab_size"]
+    ids = {"bos_token_id": token_id(size), "eos_token_id": token_ids(size)}
+    return problems(hf, ids) + [f"generation_config.json: {problem}" for problem in problems(generation, ids)]
 
 
 def problems(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
@@ -75,6 +91,33 @@ MODEL = {
     "attention_bias": FLAG,
     "mlp_bias": FLAG,
 }
+# The features of Llama's relatives: fields of the configuration.
+FEATURES = {
+    **dict.fromkeys(("qkv_bias", "qk_norm", "norm_plus_one", "post_norms", "scaled_embedding"), FLAG),
+    "hidden_act": Rule("'silu' or 'gelu_pytorch_tanh'", lambda v: v in ("silu", "gelu_pytorch_tanh")),
+    "query_pre_attn_scalar": POSITIVE,
+    "attn_logit_softcapping": POSITIVE,
+    "final_logit_softcapping": POSITIVE,
+    "sliding_window": COUNT,
+    "local_layers": NUMBERS_OF_LAYERS,
+    "rope_local_base_freq": POSITIVE,
+    "unrotated_layers": NUMBERS_OF_LAYERS,
+}
+# The keys of config.json that relatives read and Llama does not.
+OF_RELATIVES = {
+    **{key: FEATURES[key] for key in FEATURES if not key.endswith("_layers")},
+    "use_sliding_window": FLAG,
+    "max_window_layers": Rule("an integer from 0 up", lambda v: is_integer(v) and v >= 0),
+    "sliding_window_pattern": COUNT,
+    "no_rope_layer_interval": COUNT,
+    "layer_types": Rule(
+        "a list of 'full_attention' and 'sliding_attention'",
+        lambda v: isinstance(v, list | tuple) and all(x in ("full_attention", "sliding_attention") for x in v),
+    ),
+    "no_rope_layers": Rule(
+        "a list of 0 and 1", lambda v: isinstance(v, list | tuple) and all(is_integer(x) and x in (0, 1) for x in v)
+    ),
+}
 ROPE = {
     "factor": POSITIVE,
     "original_max_position_embeddings": COUNT,
@@ -91,6 +134,7 @@ ROPE = {
 # The fields that each kind of rope scaling reads.
 ROPE_FIELDS = {
     "linear": {"factor"},
+    "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale",
              "mscale_all_dim", "truncate"},

@@ -8,24 +8,24 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.models import llama, quantized
+from specjax.models import families, quantized
 from specjax.models.cache import KVCache, alloc
-from specjax.models.config import LlamaConfig
 from specjax.models.model import Output
+from specjax.models.stack import rows_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a model equals only itself: == of arrays gives no single answer
 class LM:
-    """A Llama-family model.
+    """A language model of any family of :mod:`specjax.models.families`.
 
     The model is a pytree. ``params`` holds the leaves, all else is static, so two models of one shape share compiled
     programs. The tokenizer and the name stay on the host: they are dropped where the model enters
     ``jit``.
     """
 
-    # Shape and constants.
-    config: LlamaConfig
-    # The weights: nested dicts of [out, in] arrays or Quantized, as specjax.models.llama.structure describes them.
+    # Shape and constants: a specjax.models.configs.ModelConfig.
+    config: Any
+    # The weights: nested dicts of [out, in] arrays or Quantized, as specjax.models.families.structure describes them.
     params: dict
     # A specjax.text.tokenizer.Tokenizer. None: the model has no tokenizer, so prompts are token ids.
     tokenizer: Any | None = None
@@ -94,8 +94,8 @@ class LM:
         taps: tuple[int, ...] = (),
         embedded: jax.Array | None = None,
     ) -> Output:
-        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.llama.Llama.__call__`."""
-        module = llama.merge(self.config, self.params)
+        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
+        module = families.merge(self.config, self.params)
         return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
@@ -106,13 +106,13 @@ class LM:
         """The embeddings of tokens i32[...], as the first layer reads them. -> [..., H]."""
         table = self.params["embed"]
         if not self.in_parts:
-            return quantized.dequantize(table[tokens], self.dtype)
+            return rows_of(table, tokens, self.config, self.dtype)
         sharding = cast(NamedSharding, self.cache_sharding)
         # The partitioner would fetch the whole table in a draft loop, and cut the products that read its rows.
         columns = PartitionSpec(None, sharding.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
         return self._whole(jax.shard_map(
-            lambda table, tokens: quantized.dequantize(table[tokens], self.dtype),
+            lambda table, tokens: rows_of(table, tokens, self.config, self.dtype),
             mesh=sharding.mesh,
             in_specs=(cut, PartitionSpec()),
             out_specs=PartitionSpec(*(None,) * tokens.ndim, sharding.spec[1]),

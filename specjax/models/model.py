@@ -87,7 +87,7 @@ class Model(Protocol):
         taps: tuple[int, ...] = (),
         embedded: jax.Array | None = None,
     ) -> Output:
-        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.llama.Llama.__call__`."""
+        """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
         ...
 
     def embed(self, tokens: jax.Array) -> jax.Array:

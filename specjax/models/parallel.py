@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.models import quantized
-from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
 from specjax.models.lm import LM
 
 
@@ -33,7 +33,7 @@ def mesh(count: int | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]), ("model",), axis_types=(AxisType.Auto,))
 
 
-def check(config: LlamaConfig, mesh: Mesh) -> None:
+def check(config: ModelConfig, mesh: Mesh) -> None:
     """Raises ValueError unless the mesh has one axis and every size that is cut is a multiple of its devices."""
     if len(mesh.axis_names) != 1:
         raise ValueError(f"the mesh has axes {dict(mesh.shape)}, expected one; use specjax.parallel.mesh(count)")
@@ -52,6 +52,8 @@ def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
         return PartitionSpec(None, axis)  # [V, H]
     if path[0] == "lm_head" or "qkv" in path:
         return PartitionSpec(axis)  # [V, H] is cut by token; [kv_heads, width(, H)] by kv head
+    if path[-1] in ("weight", "bias") and path[-2] == "up":
+        return PartitionSpec(axis)  # [F(, H)]
     if "gate_up" in path:
         return PartitionSpec(None, axis)  # [2, F(, H)]
     if path[-1] == "weight" and path[-2] in ("o", "down"):
@@ -71,7 +73,7 @@ def cache_sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))
 
 
-def placement(config: LlamaConfig, mesh: Mesh | None = None, quantize: str | None = None) -> Callable:
+def placement(config: ModelConfig, mesh: Mesh | None = None, quantize: str | None = None) -> Callable:
     """A function (path, host array) -> leaf that puts each weight on its devices. A device gets only its own part.
 
     Args:

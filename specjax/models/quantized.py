@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
 
 # Kind -> (dtype of the codes, largest code in use). int8 doesn't use -128, so the codes are symmetric about 0.
 KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
@@ -64,7 +64,7 @@ def check_kind(name: str, kind: Any, allowed: tuple = (*KINDS, None)) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {kind!r}")
 
 
-def is_matrix(config: LlamaConfig, path: tuple[str, ...]) -> bool:
+def is_matrix(config: ModelConfig, path: tuple[str, ...]) -> bool:
     """Whether the leaf at ``path`` is a matrix that every step reads whole. A quantised model stores these as codes.
 
     An embedding table counts only if it is also the output head. Otherwise a step reads one row per token from it, and

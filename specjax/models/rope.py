@@ -16,7 +16,8 @@ from specjax.models.config import LlamaConfig, RopeScaling
 def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:
     """The angle per position of each rotated pair, f32[head_dim / 2], and the factor on cos and sin.
 
-    The factor is 1 except under YaRN.
+    The factor is 1 except under YaRN. ``dynamic`` scaling (NTK-aware, bloc97 2023) changes the base only for texts
+    longer than ``max_position_embeddings``, and specjax reads no such text. So its frequencies are the plain ones.
     """
     dim, scaling = config.head_dim, config.rope_scaling
     inv_freq = 1.0 / config.rope_theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
@@ -28,7 +29,7 @@ def inverse_frequencies(config: LlamaConfig) -> tuple[np.ndarray, float]:
             inv_freq = _llama3(inv_freq, scaling)
         elif scaling.kind == "yarn":
             inv_freq, factor = _yarn(inv_freq, scaling, dim, config.rope_theta)
-        else:
+        elif scaling.kind == "factors":
             inv_freq = inv_freq / np.asarray(scaling.factors)
     return inv_freq.astype(np.float32), factor
 

@@ -10,8 +10,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from specjax.decode import random
-from specjax.models import llama, parallel
+from specjax.models import families, llama, parallel
 from specjax.models.config import LlamaConfig
+from specjax.models.configs import ModelConfig
 from specjax.models.lm import LM
 from specjax.models.quantized import map_with_path
 
@@ -32,7 +33,7 @@ TINY = LlamaConfig(
 
 
 def random_params(
-    config: LlamaConfig, seed: int, std: float | None = None, dtype: Any = jnp.float32, mesh: Mesh | None = None
+    config: ModelConfig, seed: int, std: float | None = None, dtype: Any = jnp.float32, mesh: Mesh | None = None
 ) -> dict:
     """A random parameter tree. Leaves are drawn one by one on the device where they stay.
 
@@ -59,7 +60,7 @@ def random_params(
         key = jax.random.fold_in(random.key(seed), index)
         return _normal(key, jnp.float32(scale), shape, jnp.dtype(dtype), where)
 
-    return map_with_path(leaf, llama.structure(config)[1])
+    return map_with_path(leaf, families.structure(config)[1])
 
 
 @jax.jit(static_argnums=(2, 3, 4))

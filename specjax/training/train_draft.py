@@ -48,7 +48,12 @@ class DraftObjective:
         shared = {name: target.params[name] for name in ("embed", "lm_head") if name in target.params}
         chosen = {str(new): target.params["layers"][str(old)] for new, old in enumerate(layers)}
         first = {"layers": chosen, "norm": target.params["norm"]}
-        config = dataclasses.replace(target.config, num_hidden_layers=len(layers))
+        if not isinstance(target.config, LlamaConfig):
+            raise ValueError(
+                f"a draft is trained from the layers of a Llama or a relative, got a {target.config.model_type}; use a "
+                "smaller model of the family as the draft"
+            )
+        config = target.config.of_layers(layers)
         return cls(shared, first, config, loss)
 
     def init(self, seed: int) -> dict:

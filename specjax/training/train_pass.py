@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.models import cache as kv
-from specjax.models import llama
+from specjax.models import families
 from specjax.models.heads.pass_tokens import PassConfig
 from specjax.models.lm import LM
 from specjax.training.loop import Terms, as_f32
@@ -60,7 +60,7 @@ class PaSSObjective:
         hidden = self._hidden(params, target, tokens, chosen, later)  # [B, T + M L, H]
 
         def logits_of(hidden: jax.Array) -> jax.Array:
-            return llama.merge(target.config, target.params).head(hidden)
+            return families.merge(target.config, target.params).head(hidden)
 
         p = lax.stop_gradient(jax.nn.softmax(logits_of(hidden[:, later]), axis=-1))  # [B, M, L, V]
         log_q = jax.nn.log_softmax(logits_of(hidden[:, size:].reshape(batch, places, ahead, -1)), axis=-1)

@@ -98,7 +98,6 @@ def test_rope_scaling_in_either_place_under_either_name():
 
 
 @pytest.mark.parametrize("extra,message", [
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not implemented"),
     ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "'longrope' is not implemented"),
     ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "'su' is not implemented"),
     ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "two rope types.*linear.*yarn"),
@@ -135,7 +134,7 @@ def test_an_explicit_head_dim_is_read_and_an_absent_one_must_divide():
     ({"pretraining_tp": 2}, "pretraining_tp = 2"),
     ({"rope_interleaved": True}, "rope_interleaved"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"model_type": "mistral"}, "model_type = 'mistral'"),
+    ({"model_type": "mixtral"}, "model_type = 'mixtral'"),
     ({"model_type": None}, "model_type is missing"),
     ({"clip_qkv": 8.0}, "clip_qkv = 8.0 is unknown"),
     ({"vocab_size": None}, "vocab_size is missing"),

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from functools import partial
 
+import families
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,7 @@ HEAD = Eagle3HeadConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0,
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
 IDS = np.arange(12, dtype=np.int32).reshape(2, 6)
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
+FEW = {"gemma3_text", "gpt2"}  # of the families; the others are slow
 DRAFTERS = {
     "plain": lambda _: None,
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
@@ -220,6 +222,22 @@ def test_a_quantised_model_with_an_int8_cache_in_parts():
     np.testing.assert_allclose(out.logits, want.logits, atol=0.05)  # sums in another order may round to another code
     spec = parallel.cache_sharding(lm.mesh).spec
     assert {x.sharding.spec for x in jax.tree.leaves((out.cache.keys, lm.alloc_cache(2, 8).keys))} == {spec}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in families.NAMES])
+def test_models_of_every_family_decode_in_parts(name):
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=96, num_attention_heads=4)
+    sizes |= {} if name == "gpt2" else dict(num_key_value_heads=2, head_dim=8)
+    lm, mesh = families.tiny(name, std=0.3, **sizes), parallel.mesh(2)
+    cut, draft = parallel.shard(lm, mesh), testing.noisy_twin(lm, 0.05)
+    np.testing.assert_allclose(call(cut, IDS).logits, call(lm, IDS).logits, atol=1e-3)
+    np.testing.assert_allclose(jax.jit(type(lm).embed)(cut, IDS), jax.jit(type(lm).embed)(lm, IDS), atol=1e-5)
+    whole = {path for path, x in paths(cut.params) if x.sharding.is_fully_replicated}
+    assert {path[0] for path in whole} <= {"position_embed"}
+    want = generate(lm, PROMPTS, drafter=DraftModel(draft), **OPTIONS).tokens
+    out = generate(cut, PROMPTS, drafter=DraftModel(parallel.replicate(draft, mesh)), **OPTIONS)
+    assert out.tokens == want
+    assert cut.alloc_cache(2, 8).keys[0].addressable_shards[0].data.shape[1] == lm.config.num_key_value_heads // 2
 
 
 def test_planted_models_are_made_in_parts():

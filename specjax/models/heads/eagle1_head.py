@@ -17,6 +17,7 @@ from specjax.models.attention import Block
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
 from specjax.models.product import product
+from specjax.models.stack import positions_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Eagle1Head(nnx.Module):
         positions: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        angles = rope.cos_sin(self.config, positions_of(cache, features.shape[1], positions))
         block = Block(cache.lengths, angles, mask, table=cache.table)
         x = self.fuse(jnp.concatenate([embedded, features], axis=-1))
         attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)

@@ -18,6 +18,7 @@ from specjax.models.attention import Block
 from specjax.models.cache import KVCache, alloc
 from specjax.models.config import LlamaConfig
 from specjax.models.product import product
+from specjax.models.stack import positions_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Eagle3Head(nnx.Module):
           Hidden states [B, T, H], before the norm, and the cache with T more entries in each row. The lengths are
           unchanged.
         """
-        angles = rope.cos_sin(self.config, llama.positions_of(cache, features.shape[1], positions))
+        angles = rope.cos_sin(self.config, positions_of(cache, features.shape[1], positions))
         block = Block(cache.lengths, angles, mask, table=cache.table)
         x = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(features)], axis=-1)  # [B, T, 2 H]
         attended, keys, values = self.attention(x, block, cache.keys[0], cache.values[0], cache.sharding)
