@@ -225,6 +225,24 @@ def _offsets(tokenizer: Any, prompt: list[int], text: str) -> list[int]:
     return found
 
 
+def speculative_decoding(result: Result) -> dict[str, Any] | None:
+    """What speculation did for one choice, under vLLM's names, which AIPerf reads. None: nothing was drafted."""
+    metrics = result.metrics[0]
+    if not metrics.num_spec_steps:
+        return None
+    plain = metrics.num_steps - metrics.num_spec_steps  # steps of no draft, which accept 0 tokens
+    none, *others = metrics.acceptance_histogram
+    return {
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+        "draft_acceptance_rate": metrics.draft_acceptance_rate,
+        "acceptance_histogram": [none - plain, *others],
+        "num_accepted_draft_tokens": metrics.num_accepted_tokens,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_spec_steps": metrics.num_spec_steps,
+        "num_spec_tokens": metrics.num_speculative_tokens,
+    }
+
+
 def record(results: list[Result], seed: int) -> dict[str, Any]:
     """What speculation did: the field ``specjax`` of responses and last chunks."""
     metrics = [result.metrics[0] for result in results]
