@@ -151,11 +151,7 @@ class Chat:
 
     def use_drafter(self, name: str) -> None:
         """Changes the drafter. The conversation stays."""
-        wanted = {**vars(self.args), **{flag: None for flag in choices.FLAGS}, "drafter": name, "adaptive": None}
-        args = argparse.Namespace(**{**wanted, "num_speculative_tokens": None})
-        if name not in ("auto", *choices.CHOICES):
-            raise ValueError(f"there is no drafter {name!r}; there are {', '.join(choices.CHOICES)}")
-        model_flags.settle(args)
+        args = model_flags.with_drafter(self.args, name)
         self.engine.close(drain=False)
         self.args = args
         with progress.waiting("compiling"):

@@ -33,7 +33,8 @@ class Shape:
         self.with_ids, self.with_origins = bool(body.return_token_ids), bool(body.return_origins)
         self.with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._results: list[Result] = []  # of the choices that have ended
-        self._heading = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self.answer_id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._heading = {"id": self.answer_id, "created": int(time.time()), "model": model}
 
     def opening(self) -> list[dict[str, Any]]:
         """The chunks before the first token."""
