@@ -59,7 +59,7 @@ class Loop:
         self.decoder, self.limits, self.chunk = decoder, limits, chunk
         self.pace, self.plain = pace, silenced(decoder)
         self.headroom, self.prefix_cache = headroom, prefix_cache
-        self.state: Any = programs.empty(decoder, limits)
+        self.state: Any = programs.bound(programs.empty(decoder, limits))
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
         self.widths = _widths(chunk, self.width)
         self.pages = Pages(limits.pages - 1)
@@ -103,7 +103,7 @@ class Loop:
         for full in (False, True) if self.pace is not None else ():
             self.state, _ = programs.round(self.plain, self.state, full)
         for width in self.widths:
-            row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
+            row = self._staged(ticket, np.zeros((1, self.width), np.int32))
             self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
 
     def add(self, ticket: Ticket) -> None:
@@ -182,8 +182,12 @@ class Loop:
         self.counts.cached_tokens += ticket.cached_tokens
         table = np.zeros((1, self.width), np.int32)
         table[0, : len(ticket.pages)] = ticket.pages
-        self.staged, self.staged_row = ticket, programs.stage(self.decoder, ticket.row._replace(table=table))
+        self.staged, self.staged_row = ticket, self._staged(ticket, table)
         return True
+
+    def _staged(self, ticket: Ticket, table: np.ndarray) -> Any:
+        """The staged row of a request whose pages are i32[1, W] ``table``."""
+        return programs.bound(programs.stage(self.decoder, ticket.row._replace(table=table)))
 
     def _read_chunk(self) -> bool:
         """Reads one chunk of the staged request's prompt. If the prompt is then read, the request gets a slot.

@@ -151,6 +151,15 @@ def round(decoder: Decoder, state: DecodeState, full: bool) -> tuple[DecodeState
     return state._replace(request=request), packed
 
 
+def bound(state: DecodeState) -> DecodeState:
+    """The same arrays, bound to the devices on which they are.
+
+    JAX binds what a program computes from bound arrays, such as loaded weights, and leaves what depends on no input
+    unbound. A program is compiled once for bound arrays and once more for unbound ones.
+    """
+    return jax.device_put(state, jax.tree.map(lambda array: array.sharding, state))
+
+
 def caches(state: Any) -> list[KVCache]:
     """The caches of a state or of a drafter's own state."""
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, KVCache))

@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from drafter_table import TARGET, TWIN
@@ -160,6 +161,16 @@ def test_after_warmup_nothing_compiles(engine):
     for handle in handles:
         handle.result()
     assert [getattr(programs, name)._cache_size() for name in names] == sizes
+
+
+def test_after_warmup_nothing_compiles_for_weights_that_are_bound_to_a_device():
+    lm = dataclasses.replace(TARGET, params=jax.device_put(TARGET.params, jax.devices()[0]))  # as loaded ones are
+    with specjax.Engine(lm, **SIZES) as engine:
+        engine.warmup()
+        sizes = {name: getattr(programs, name)._cache_size() for name in ("stage", "feed", "join", "round")}
+        handles = [engine.submit([1] * count, **TOKENS) for count in (2, 100, 120)]  # one chunk, and two
+        assert all(handle.result().tokens for handle in handles)
+        assert sizes == {name: getattr(programs, name)._cache_size() for name in sizes}
 
 
 def test_the_smallest_engine_serves_and_warms_up():
