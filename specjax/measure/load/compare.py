@@ -11,8 +11,6 @@ from specjax.measure.load.drive import Ask, Request, drive
 from specjax.measure.load.figures import figures
 from specjax.measure.load.ways import Directly, ThroughTheApp
 from specjax.report.progress import say
-from specjax.server.app import create
-from specjax.server.service import Service
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +75,9 @@ async def engine_and_app(
       name: the name of the engine in the table.
       table: the table that the figures go to.
     """
+    from specjax.server.app import create  # imported here, because no other load needs the extra "serve"
+    from specjax.server.service import Service
+
     service = Service(make, ["load"])
     app = create(service)
     async with app.router.lifespan_context(app):
