@@ -69,17 +69,21 @@ class Chat:
         self.seed = args.seed
         self.messages: list[dict[str, str]] = []
         self.last: dict[str, Any] | None = None  # the arguments of the last answer's request
-        self.start()
+        self.engine = self.started(args)
         self.new(args.system)
 
-    def start(self) -> None:
-        """Makes the engine and compiles its programs."""
-        args = self.args
-        self.engine = specjax.Engine(
+    def started(self, args: argparse.Namespace) -> specjax.Engine:
+        """An engine whose programs are compiled."""
+        engine = specjax.Engine(
             self.lm, choices.build(self.lm, args), args.verifier, args.num_speculative_tokens, slots=1,
             capacity=args.capacity,
         )  # fmt: skip
-        self.engine.warmup()
+        try:
+            engine.warmup()
+        except BaseException:
+            engine.close(drain=False)
+            raise
+        return engine
 
     def new(self, system: str | None) -> None:
         """Forgets the conversation."""
@@ -150,16 +154,12 @@ class Chat:
         )
 
     def use_drafter(self, name: str) -> None:
-        """Changes the drafter. The conversation stays."""
-        wanted = {**vars(self.args), **{flag: None for flag in choices.FLAGS}, "drafter": name, "adaptive": None}
-        args = argparse.Namespace(**{**wanted, "num_speculative_tokens": None})
-        if name not in ("auto", *choices.CHOICES):
-            raise ValueError(f"there is no drafter {name!r}; there are {', '.join(choices.CHOICES)}")
-        model_flags.settle(args)
-        self.engine.close(drain=False)
-        self.args = args
+        """Changes the drafter. The conversation stays. The old engine stays too, until the new one is ready."""
+        args = model_flags.with_drafter(self.args, name)
         with progress.waiting("compiling"):
-            self.start()
+            made = self.started(args)
+        self.engine.close(drain=False)
+        self.engine, self.args = made, args
 
     def save(self, path: str) -> None:
         """Writes the conversation and its settings as JSON."""
@@ -172,10 +172,10 @@ class Chat:
         name, _, value = line.partition(" ")
         value = value.strip()
         commands: dict[str, Callable[[], Any]] = {
-            "/temperature": lambda: self.sampling.update(temperature=float(value)),
-            "/top-p": lambda: self.sampling.update(top_p=float(value)),
-            "/max": lambda: self.sampling.update(max_new_tokens=int(value)),
-            "/seed": lambda: setattr(self, "seed", int(value)),
+            "/temperature": lambda: self.sampling.update(temperature=number(float, name, value)),
+            "/top-p": lambda: self.sampling.update(top_p=number(float, name, value)),
+            "/max": lambda: self.sampling.update(max_new_tokens=number(int, name, value)),
+            "/seed": lambda: setattr(self, "seed", number(int, name, value)),
             "/drafter": lambda: self.use_drafter(value),
             "/system": lambda: self.new(value),
             "/again": self.again,
@@ -187,6 +187,15 @@ class Chat:
         if name not in commands:
             raise ValueError(f"there is no command {name}; /help lists them")
         commands[name]()
+
+
+def number(kind: type, command: str, value: str) -> Any:
+    """The number of a command. Raises ValueError if there is none."""
+    try:
+        return kind(value)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{command} takes {wanted}, got {value!r}") from None
 
 
 def talk(chat: Chat) -> None:
@@ -206,6 +215,8 @@ def talk(chat: Chat) -> None:
                 chat.say(line)
         except (OSError, ValueError) as problem:
             print(f"[{problem}]", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("[stopped]", file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> None:

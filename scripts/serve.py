@@ -34,8 +34,9 @@ def _parser() -> Parser:
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
     add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
         "text only if the same requests run beside it")  # fmt: skip
-    add("--compare-plain", action="store_true", help="also serve NAME:plain, the model without drafts, for the page at "
-        "/ to compare with; it shares the weights and has caches of its own")  # fmt: skip
+    add("--also", nargs="+", default=[], metavar="DRAFTER", help="also serve the model with other drafters, each as "
+        "NAME:DRAFTER, for the page at / to choose and to compare with; none drafts nothing. All share the weights, "
+        "and each has caches of its own")  # fmt: skip
     add("--host", default=LOCAL[0], help="the address to listen at; 0.0.0.0 is every one (%(default)s)")
     add("--port", type=int, default=8000, help="the port to listen at; 0 is a free one (%(default)s)")
     add("--api-key", action="append", default=[], metavar="KEY", help="a key that lets clients in; may be repeated. "
@@ -58,6 +59,7 @@ def parse(argv) -> argparse.Namespace:
         parser.error(f"--shutdown-timeout must be at least 0 seconds, got {args.shutdown_timeout}")
     try:
         model_flags.settle(args)
+        args.also = {name: model_flags.with_drafter(args, name) for name in args.also}
         args.keys = keys(args)
     except (OSError, ValueError) as problem:
         parser.error(str(problem))
@@ -86,21 +88,16 @@ def keys(args: argparse.Namespace) -> list[str]:
 def engine(args: argparse.Namespace) -> specjax.Engine:
     """The engine that the flags ask for."""
     with progress.waiting(f"loading {args.model}"):
-        lm = model_flags.load_model(args)
-        drafter = choices.build(lm, args)
-        slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
-        return specjax.Engine(
-            lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
-            capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
-            overcommit=args.overcommit, max_waiting=args.max_waiting,
-        )  # fmt: skip
+        return engine_over(model_flags.load_model(args), args)
 
 
-def plain(args: argparse.Namespace, engine: specjax.Engine) -> specjax.Engine:
-    """An engine of the same weights and sizes that drafts nothing."""
+def engine_over(lm: specjax.LM, args: argparse.Namespace) -> specjax.Engine:
+    """The engine that the flags ask for, over a model that is loaded."""
+    slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
     return specjax.Engine(
-        engine.lm, None, slots=engine.limits.slots, capacity=engine.capacity, kv_tokens=args.kv_tokens,
-        exact=not args.fast, overcommit=args.overcommit, max_waiting=args.max_waiting,
+        lm, choices.build(lm, args), args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
+        capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
+        overcommit=args.overcommit, max_waiting=args.max_waiting,
     )  # fmt: skip
 
 
@@ -113,8 +110,8 @@ def run(args: argparse.Namespace) -> None:
     if args.host not in LOCAL and not args.keys:
         progress.say("note: no --api-key: whoever reaches this machine can use the model", sys.stderr)
     progress.say(f"loading {args.model}, drafter {args.drafter}", sys.stderr)
-    names, other = args.served_model_name or [args.model], partial(plain, args) if args.compare_plain else None
-    service = Service(partial(engine, args), names, args.keys, other)
+    others = {name: lambda first, its=its: engine_over(first.lm, its) for name, its in args.also.items()}
+    service = Service(partial(engine, args), args.served_model_name or [args.model], args.keys, others)
     serve(service, args.host, args.port, args.shutdown_timeout)
 
 

@@ -67,6 +67,16 @@ def settle(args: argparse.Namespace) -> None:
         args.num_speculative_tokens = choices.CHOICES[args.drafter].size
 
 
+def with_drafter(args: argparse.Namespace, name: str) -> argparse.Namespace:
+    """Settled arguments for another drafter, with that drafter's default flags. Raises as :func:`settle`."""
+    if name not in ("auto", *choices.CHOICES):
+        raise ValueError(f"there is no drafter {name!r}; there are {', '.join(choices.CHOICES)}")
+    none_given = dict.fromkeys((*choices.FLAGS, *choices.POLICY_FLAGS, "adaptive", "num_speculative_tokens"))
+    other = argparse.Namespace(**{**vars(args), **none_given, "drafter": name})
+    settle(other)
+    return other
+
+
 def load_model(args: argparse.Namespace) -> LM:
     """The model that the flags name. Raises as ``specjax.load``."""
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)

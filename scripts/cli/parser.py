@@ -14,6 +14,7 @@ CLOSED_PIPE = 141  # the exit code that a shell gives to a program that SIGPIPE 
 # Modules that come with an extra: who needs them, and the extra.
 EXTRAS = {
     "matplotlib": ("the pictures need", "plots"),
+    "httpx": ("sending requests to an address needs", "test"),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "starlette"), ("the server needs", "serve")),
 }
 

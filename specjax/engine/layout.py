@@ -1,25 +1,27 @@
-"""How the state of an engine lies on a mesh. Every program leaves the state so.
+"""Where the state of an engine lies. Every program leaves the state there.
 
-XLA's partitioner chooses the sharding of a result for which none is named, and may choose another one in each program.
-The next program would then be compiled once more, for a state that lies differently.
+A program is compiled once more for arrays that lie differently, and JAX chooses for each program where its results lie.
+On a mesh, XLA's partitioner may cut the same array in one program and not in another one. On one device, the results of
+arrays that were bound to the device, such as loaded weights, are bound too, and all others are not.
 """
 
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from specjax.decode import rows
 from specjax.models.cache import KVCache
+from specjax.models.model import Model
 
 
 class Layout(NamedTuple):
     """The shardings of a state. Equal layouts have equal hashes."""
 
     # The sharding of every array that each device holds whole.
-    whole: NamedSharding
+    whole: Sharding
     # The shardings of the state's leaves, in the order of its tree.
-    leaves: tuple[NamedSharding, ...]
+    leaves: tuple[Sharding, ...]
     # The structure of the state's tree.
     tree: Any
 
@@ -29,17 +31,17 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(self.tree, self.leaves)
 
 
-def layout_of(state: Any, mesh: Mesh) -> Layout:
-    """Pools lie as their caches say, and every device holds all else whole.
+def layout_of(state: Any, target: Model) -> Layout:
+    """Pools lie as their caches say. All else is whole on every device of the target.
 
     Args:
       state: the state, or its shapes.
-      mesh: the target's mesh.
+      target: the model that the engine decodes with.
     """
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = _whole(target)
 
     def of_cache(cache: KVCache) -> KVCache:
-        def of_pool(_: Any) -> NamedSharding:
+        def of_pool(_: Any) -> Sharding:
             return cache.sharding or whole
 
         bare = jax.tree.map(lambda _: whole, rows.without_pools(cache))
@@ -47,3 +49,11 @@ def layout_of(state: Any, mesh: Mesh) -> Layout:
 
     leaves, tree = jax.tree.flatten(rows.over_caches(of_cache, lambda _: whole, state))
     return Layout(whole, tuple(leaves), tree)
+
+
+def _whole(target: Model) -> Sharding:
+    """The sharding of an array that is whole on every device of the target."""
+    if target.mesh is not None:
+        return NamedSharding(target.mesh, PartitionSpec())
+    [device] = jax.tree.leaves(target)[0].devices()
+    return SingleDeviceSharding(device)

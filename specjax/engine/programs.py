@@ -89,16 +89,13 @@ class Programs(NamedTuple):
 
 def programs_of(decoder: Decoder, limits: Limits) -> Programs:
     """The programs of an engine. Engines whose states lie alike share them."""
-    mesh = decoder.target.mesh
-    if mesh is None:
-        return _compiled(None)
-    return _compiled(layout_of(jax.eval_shape(functools.partial(empty, limits=limits), decoder), mesh))
+    return _compiled(layout_of(jax.eval_shape(functools.partial(empty, limits=limits), decoder), decoder.target))
 
 
 @functools.cache
-def _compiled(layout: Layout | None) -> Programs:
-    """The programs for states of one layout; None: on one device."""
-    state, whole = (None, None) if layout is None else (layout.state, layout.whole)
+def _compiled(layout: Layout) -> Programs:
+    """The programs for states of one layout."""
+    state, whole = layout.state, layout.whole
     return Programs(
         empty=jax.jit(empty, static_argnames="limits", out_shardings=state),
         stage=jax.jit(stage, out_shardings=whole),

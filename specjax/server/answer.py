@@ -85,8 +85,9 @@ class _Choice:
 class Answer:
     """A request in the engine. :meth:`start` makes it; use it in one event loop."""
 
-    def __init__(self, service: Service, engine: Engine, work: Work):
+    def __init__(self, service: Service, engine: Engine, model: str, work: Work):
         self.work, self._service, self._engine, self._mailbox = work, service, engine, Mailbox()
+        self._model = model
         self._choices: list[_Choice] = []
         self.results: list[Result | None] = [None] * work.choices
         self._cut_off: RefusedError | None = None
@@ -178,9 +179,9 @@ class Answer:
         """Measures the time of a token."""
         times = self._service.times
         if choice.last_time is None:
-            times.first_token.observe(moment - self._began)
+            times.first_token.labels(self._model).observe(moment - self._began)
         else:
-            times.between_tokens.observe(moment - choice.last_time)
+            times.between_tokens.labels(self._model).observe(moment - choice.last_time)
         choice.last_time = moment
 
     def _result(self, choice: _Choice) -> Result:
@@ -191,8 +192,8 @@ class Answer:
             raise as_refusal(error) from error
         if result.finish_reasons[0] == "abort":
             raise self._cut_off or RefusedError(503, "the server is shutting down", code="shutting_down")
-        self._service.times.whole.observe(time.perf_counter() - self._began)
-        self._service.times.queue.observe(result.seconds["queue"])
+        self._service.times.whole.labels(self._model).observe(time.perf_counter() - self._began)
+        self._service.times.queue.labels(self._model).observe(result.seconds["queue"])
         return result
 
     def _opening(self, row: int) -> Piece:
@@ -223,6 +224,24 @@ def _offsets(tokenizer: Any, prompt: list[int], text: str) -> list[int]:
             piece = name  # a special token that the client wrote out
         place += len(piece)
     return found
+
+
+def speculative_decoding(result: Result) -> dict[str, Any] | None:
+    """What speculation did for one choice, under vLLM's names, which AIPerf reads. None: nothing was drafted."""
+    metrics = result.metrics[0]
+    if not metrics.num_spec_steps:
+        return None
+    plain = metrics.num_steps - metrics.num_spec_steps  # steps of no draft, which accept 0 tokens
+    none, *others = metrics.acceptance_histogram
+    return {
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+        "draft_acceptance_rate": metrics.draft_acceptance_rate,
+        "acceptance_histogram": [none - plain, *others],
+        "num_accepted_draft_tokens": metrics.num_accepted_tokens,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_spec_steps": metrics.num_spec_steps,
+        "num_spec_tokens": metrics.num_speculative_tokens,
+    }
 
 
 def record(results: list[Result], seed: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from specjax.server.completions import Completions
 from specjax.server.errors import RefusedError, add_handlers
 from specjax.server.gate import Gate
 from specjax.server.parameters import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from specjax.server.reports import Kept
 from specjax.server.respond import json_response, respond
 from specjax.server.service import Service
 from specjax.server.shape import Shape
@@ -77,8 +78,10 @@ async def _generate(request: Request, body: Sampling, service: Service, work_of:
     """Answers a request. ``work_of`` makes its work, and ``form`` says how the answer looks."""
     name, engine = service.model(body.model)
     work = await run_in_threadpool(work_of, engine, body, request.state.salt)
-    shape = form(body, work, name, service.token_text)
-    return await respond(request, service, Answer(service, engine, work), shape, bool(body.stream))
+    shape, answer = form(body, work, name, service.token_text), Answer(service, engine, name, work)
+    if shape.with_origins and work.choices == 1:
+        service.reports.keep(shape.answer_id, Kept(name, engine, work, answer.results))
+    return await respond(request, service, answer, shape, bool(body.stream))
 
 
 @_generating.get("/models", responses=_errors)
@@ -147,6 +150,15 @@ async def version() -> Any:
 def page_for_people() -> Any:
     """The page for people."""
     return page.response()
+
+
+@_others.get("/report/{answer_id}", include_in_schema=False)
+async def report(answer_id: str, service: Served) -> Any:
+    """The report of one of the last answers, a page for people."""
+    found = await run_in_threadpool(service.reports.page, answer_id)
+    if found is None:
+        raise RefusedError(404, "there is no report of this answer: the server keeps those of the last whole answers")
+    return page.report(found)
 
 
 def _refusing(call: Any) -> Any:

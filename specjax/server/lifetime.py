@@ -1,6 +1,7 @@
 """Runs the server until a signal ends it: binds, says where it is, drains, and frees everything."""
 
 import asyncio
+import os
 import signal
 import socket
 from typing import Any
@@ -24,7 +25,13 @@ class _Server(uvicorn.Server):
         self._draining: asyncio.Task | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Called by the main thread at a signal. The first one drains; the second one ends the process at once."""
+        """Called by the main thread at a signal. The first one drains; the second one ends the process at once.
+
+        While the model is loading nobody is answered, so the first one ends the process too. A thread that loads or
+        compiles can't be stopped in another way.
+        """
+        if self._service.stage == "loading":
+            os._exit(0)
         if self._service.draining:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)

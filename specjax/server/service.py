@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,11 @@ from specjax.report import progress
 from specjax.server.bridge import Bridge
 from specjax.server.errors import RefusedError
 from specjax.server.metrics import Times
+from specjax.server.reports import Reports
 from specjax.server.token_text import TokenText
 
 if TYPE_CHECKING:
     from specjax.server.answer import Answer
-
-PLAIN = ":plain"  # what the name of the engine without drafts ends in
 
 
 class Service:
@@ -30,8 +29,8 @@ class Service:
       make: makes the engine, in a thread of its own. It may take minutes: the server says "loading" meanwhile.
       names: the names by which clients ask for the model. The first one stands in all answers.
       keys: the keys that let clients in. None: everybody is let in.
-      make_plain: makes a second engine from the first one, which decodes without drafts. It is the model of the first
-        name with ":plain" behind it, so that people can compare. None: there is no such model.
+      others: makes further engines from the first one, with other drafters. Each is a model of its own: the first name,
+        a colon, and the key.
     """
 
     def __init__(
@@ -39,27 +38,28 @@ class Service:
         make: Callable[[], Engine],
         names: Sequence[str],
         keys: Sequence[str] = (),
-        make_plain: Callable[[Engine], Engine] | None = None,
+        others: Mapping[str, Callable[[Engine], Engine]] | None = None,
     ):
-        self._plain_name = names[0] + PLAIN if make_plain else None
-        self.names, self.times = [*names, *([self._plain_name] if self._plain_name else [])], Times()
+        self._others = {f"{names[0]}:{name}": make_other for name, make_other in (others or {}).items()}
+        self.names, self.times = [*names, *self._others], Times([names[0], *self._others])
         self.bridge: Bridge
         self.token_text: TokenText
-        self.before = Stats()  # what the engine had done before the first request
+        self.before: dict[str, Stats] = {}  # what each engine had done before the first request
         self.draining = False
         self.failure: BaseException | None = None  # why the engine could not be made
         self.began = int(time.time())
         self.running = 0  # requests that are being answered
         self.answers: set[Answer] = set()
-        self._make, self._make_plain = make, make_plain
-        self._engines: list[Engine] = []  # the engine; then the plain one, if there is one
+        self.reports = Reports()
+        self._make = make
+        self.engines: dict[str, Engine] = {}  # by the name that stands in answers; the first one is the main one
         self._loaded = False
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     @property
     def stage(self) -> str:
         """ "loading", "ready", "draining" or "broken"."""
-        if self.failure is not None or any(engine.error is not None for engine in self._engines):
+        if self.failure is not None or any(engine.error is not None for engine in self.engines.values()):
             return "broken"
         if self.draining:
             return "draining"
@@ -70,7 +70,7 @@ class Service:
         """The engine. Raises RefusedError while the server has none."""
         if not self._loaded:
             raise RefusedError(503, "the server is still loading its model", code="loading")
-        return self._engines[0]
+        return self.engines[self.names[0]]
 
     @property
     def tokenizer(self) -> Any:
@@ -99,10 +99,9 @@ class Service:
     def model(self, name: str | None) -> tuple[str, Engine]:
         """The model that a client asks for: its name in answers, and its engine. Raises as :meth:`check_model`."""
         self.check_model(name)
-        first = self.engine
-        if name is None or name != self._plain_name:
-            return self.names[0], first
-        return name, self._engines[1]
+        assert self.engine
+        own = name if name in self._others else self.names[0]
+        return own, self.engines[own]
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -113,28 +112,28 @@ class Service:
             yield
         finally:
             await loading
-            for engine in self._engines:
+            for engine in self.engines.values():
                 await asyncio.to_thread(engine.close, drain=False)
 
     async def _load(self) -> None:
         try:
-            engine = await asyncio.to_thread(self._made, self._make)
-            if self._make_plain is not None:
-                await asyncio.to_thread(self._made, partial(self._make_plain, engine))
+            engine = await asyncio.to_thread(self._made, self.names[0], self._make)
+            for name, make_other in self._others.items():
+                await asyncio.to_thread(self._made, name, partial(make_other, engine))
         except (Exception, SystemExit) as error:
             self.failure = error
         else:
             assert engine.lm.tokenizer is not None
-            self.before = await asyncio.to_thread(engine.stats)
+            self.before = {name: await asyncio.to_thread(one.stats) for name, one in self.engines.items()}
             self.token_text, self._loaded = TokenText(engine.lm.tokenizer), True
 
-    def _made(self, make: Callable[[], Engine]) -> Engine:
+    def _made(self, name: str, make: Callable[[], Engine]) -> Engine:
         """An engine, compiled. Called by a thread of its own."""
         engine = make()
         if engine.lm.tokenizer is None:
             engine.close(drain=False)
             raise ValueError("a server needs a model with a tokenizer, and this model has none")
-        self._engines.append(engine)
+        self.engines[name] = engine
         with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()
             score(engine, [0, 0], 0)

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from specjax.server.answer import Piece, Token, record
+from specjax.generation.result import Result
+from specjax.server.answer import Piece, Token, record, speculative_decoding
 from specjax.server.parameters import Sampling
 from specjax.server.token_text import TokenText
 from specjax.server.work import Work
@@ -31,7 +32,9 @@ class Shape:
         self.work, self.tokens = work, tokens
         self.with_ids, self.with_origins = bool(body.return_token_ids), bool(body.return_origins)
         self.with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._heading = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._results: list[Result] = []  # of the choices that have ended
+        self.answer_id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._heading = {"id": self.answer_id, "created": int(time.time()), "model": model}
 
     def opening(self) -> list[dict[str, Any]]:
         """The chunks before the first token."""
@@ -47,13 +50,14 @@ class Shape:
                 extra = {"specjax": {"pieces": [{"text": text, "origin": kind} for text, kind in piece.segments]}}
             found.append(self.chunk([self._delta(piece, text)], **extra))
         if piece.result is not None:
+            self._results.append(piece.result)
             last = record([piece.result], self.work.seed + piece.index)
             found.append(self.chunk([self._end(piece)], specjax=last))
         return found
 
     def last(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
         """The chunks after the last choice has ended."""
-        return [{**self.chunk([]), "usage": usage}] if self.with_usage else []
+        return [{**self.chunk([]), "usage": usage, **self._metrics(self._results)}] if self.with_usage else []
 
     def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         """One chunk."""
@@ -70,7 +74,13 @@ class Shape:
             "choices": [self._choice(piece) for piece in pieces],
             "usage": usage,
             "specjax": {**record(results, self.work.seed), **self._pieces(pieces)},
+            **self._metrics(results),
         }
+
+    def _metrics(self, results: list[Result]) -> dict[str, Any]:
+        """The record under the name that vLLM gives it, which has a place for one choice only."""
+        found = speculative_decoding(results[0]) if len(results) == 1 else None
+        return {"metrics": {"speculative_decoding": found}} if found else {}
 
     def _pieces(self, pieces: list[Piece]) -> dict[str, Any]:
         """The origins of the text of each choice, if the client asked."""

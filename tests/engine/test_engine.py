@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from drafter_table import PASS, TARGET, TWIN
@@ -168,6 +169,16 @@ def test_after_warmup_nothing_compiles(engine):
     for handle in handles:
         handle.result()
     assert sizes[1:] and [program._cache_size() for program in engine._loop.programs] == sizes
+
+
+def test_after_warmup_nothing_compiles_for_weights_that_are_bound_to_a_device():
+    lm = dataclasses.replace(TARGET, params=jax.device_put(TARGET.params, jax.devices()[0]))  # as loaded ones are
+    with specjax.Engine(lm, **SIZES) as engine:
+        engine.warmup()
+        sizes = [program._cache_size() for program in engine._loop.programs]
+        handles = [engine.submit([1] * count, **TOKENS) for count in (2, 100, 120)]  # one chunk, and two
+        assert all(handle.result().tokens for handle in handles)
+        assert [program._cache_size() for program in engine._loop.programs] == sizes
 
 
 def test_the_smallest_engine_serves_and_warms_up():

@@ -6,6 +6,8 @@ import json
 import pytest
 from commands import script
 
+import specjax
+
 SMALL = ["--max-new-tokens", "8", "--capacity", "192", "--drafter", "ngram", "--compilation-cache", "none"]
 
 
@@ -35,7 +37,26 @@ def test_settings_change_and_what_cannot_be_done_is_said(monkeypatch, capsys, fo
     code, out, err = talk(monkeypatch, capsys, folder, *commands)
     notes = [line for line in err.splitlines() if line.startswith("[")]
     assert code == 0 and "[3 tokens" in notes[0] and "seed 7" in notes[0] and "seed 8" in notes[1]
-    assert "no drafter 'best'" in notes[2] and "no command /fly" in notes[3] and "float" in notes[4]
+    assert "no drafter 'best'" in notes[2] and "no command /fly" in notes[3]
+    assert notes[4] == "[/top-p takes a number, got 'x']"
+
+
+def test_ctrl_c_during_a_command_ends_the_command_and_loses_nothing(monkeypatch, capsys, folder):
+    chat = script("chat")
+    warmup, calls = specjax.Engine.warmup, []
+
+    def interrupted(engine):
+        calls.append(engine)
+        if len(calls) == 2:  # the engine of the new drafter
+            raise KeyboardInterrupt
+        warmup(engine)
+
+    monkeypatch.setattr(specjax.Engine, "warmup", interrupted)
+    monkeypatch.setattr("sys.stdin", io.StringIO("abcabc\n/drafter none\n/again\n"))
+    assert chat.main(["--model", folder, *SMALL]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert notes[1] == "[stopped]" and notes[0].split(",")[0] == notes[2].split(",")[0]
+    assert notes[0].split("seed")[1][:2] == notes[2].split("seed")[1][:2]
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_it(monkeypatch, capsys, folder):

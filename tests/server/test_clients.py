@@ -66,6 +66,7 @@ def test_openai_python_reads_streams(address):
 def test_openai_python_reads_many_at_once(address):
     async def whole():
         async with client(address, openai.AsyncOpenAI) as one:
+
             async def ask(seed):
                 stream = await one.completions.create(model="tiny", prompt="ab", seed=seed, max_tokens=25, stream=True)
                 return "".join([part.choices[0].text async for part in stream])
@@ -102,3 +103,17 @@ def test_langchain_chats(address):
     assert "".join(part.content for part in chat.stream([("user", "abcabc")])) == expected
     completion = langchain.OpenAI(**options, max_tokens=15)
     assert completion.invoke("ab") == alone("ab", seed=5, max_new_tokens=15).texts[0]
+
+
+@pytest.mark.slow
+def test_litellm_reads_answers_streams_and_errors(address):
+    litellm = pytest.importorskip("litellm")
+    given = dict(
+        model="openai/tiny", api_base=f"{address}/v1", api_key="secret", messages=MESSAGES, seed=5, max_tokens=15
+    )
+    expected = alone(IDS, seed=5, max_new_tokens=15).texts[0]
+    assert litellm.completion(**given).choices[0].message.content == expected
+    parts = litellm.completion(**given, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+    with pytest.raises(litellm.BadRequestError, match="maximum context length"):
+        litellm.completion(**{**given, "max_tokens": 9999})

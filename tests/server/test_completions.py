@@ -97,6 +97,23 @@ async def test_origins_of_a_stream_add_up_to_its_text(app):
 
 
 @asked
+async def test_the_record_stands_under_the_names_that_aiperf_reads_if_there_is_one_choice(app):
+    body = dict(prompt="abcabcabcabc" * 4, seed=5, max_tokens=60, temperature=0.0, ignore_eos=True)
+    metrics = alone(body["prompt"], seed=5, max_new_tokens=60, temperature=0.0, ignore_eos=True).metrics[0]
+    whole = (await ask(app, **body)).json()
+    usage = events((await ask(app, **body, stream=True, stream_options={"include_usage": True})).text)[-1]
+    found = whole["metrics"]["speculative_decoding"]
+    assert usage["metrics"] == whole["metrics"]
+    assert (found["num_spec_steps"], found["num_draft_tokens"]) == (metrics.num_spec_steps, metrics.num_draft_tokens)
+    assert found["mean_acceptance_length"] == metrics.mean_acceptance_length
+    histogram = found["acceptance_histogram"]
+    assert len(histogram) == found["num_spec_tokens"] + 1 and sum(histogram) == metrics.num_spec_steps
+    assert sum(metrics.acceptance_histogram) > sum(histogram), "some rounds should have drafted nothing"
+    assert sum(n * count for n, count in enumerate(histogram)) == found["num_accepted_draft_tokens"] > 0
+    assert "metrics" not in (await ask(app, **{**body, "n": 2, "max_tokens": 2})).json()
+
+
+@asked
 async def test_logprobs_of_prompt_and_answer_are_the_models(app):
     prompt = "The prompt is longer than one part of sixty-four tokens, so that it is read in several parts."
     answer = (await ask(app, prompt=prompt, seed=1, max_tokens=50, logprobs=3, echo=True, ignore_eos=True)).json()

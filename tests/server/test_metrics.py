@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from served import client, running
+from served import client, engine, running
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 
@@ -16,7 +16,9 @@ async def samples(one):
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name, *sorted(sample.labels.values())] = sample.value
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == "tiny", sample
+            found[sample.name, *sorted(labels.values())] = sample.value
     return found
 
 
@@ -51,6 +53,26 @@ def test_metrics_add_up_to_the_answers():
             assert get("inter_token_latency_seconds_count") == 236
             first, last = get("time_to_first_token_seconds_sum"), get("e2e_request_latency_seconds_sum")
             assert 0 < first < first + get("inter_token_latency_seconds_sum") < last + 1
+
+    asyncio.run(whole())
+
+
+def test_each_model_has_metrics_of_its_own():
+    def other(first):
+        made = engine(first.lm)
+        made.warmup = lambda: None
+        return made
+
+    async def whole():
+        async with running(others={"other": other}) as app, client(app) as one:
+            for model, count in (("tiny", 7), ("tiny:other", 5)):
+                body = dict(prompt="abc", max_tokens=count, model=model, ignore_eos=True)
+                assert (await one.post("/v1/completions", json=body)).status_code == 200
+            text = (await one.get("/metrics")).text
+            for name in ("generation_tokens_total", "inter_token_latency_seconds_count"):
+                found = re.findall(rf'^specjax:{name}{{model_name="(.*)"}} (.*)$', text, re.MULTILINE)
+                less = name.startswith("inter")
+                assert found == [("tiny", str(7.0 - less)), ("tiny:other", str(5.0 - less))]
 
     asyncio.run(whole())
 

@@ -38,17 +38,17 @@ def test_the_page_loads_nothing_else_and_its_policy_forbids_it():
 
 def test_the_plain_model_is_a_second_engine_over_the_same_weights():
     async def whole():
-        async with running(make_plain=plain) as app, client(app) as one:
+        async with running(others={"none": plain}) as app, client(app) as one:
             names = [entry["id"] for entry in (await one.get("/v1/models")).json()["data"]]
-            assert names == ["tiny", "tiny:plain"]
+            assert names == ["tiny", "tiny:none"]
             body = dict(prompt="abcabcabc" * 4, temperature=0, max_tokens=30, ignore_eos=True)
             drafted = (await one.post("/v1/completions", json=body)).json()
-            alone = (await one.post("/v1/completions", json={**body, "model": "tiny:plain"})).json()
-            assert (drafted["model"], alone["model"]) == ("tiny", "tiny:plain")
+            alone = (await one.post("/v1/completions", json={**body, "model": "tiny:none"})).json()
+            assert (drafted["model"], alone["model"]) == ("tiny", "tiny:none")
             assert drafted["specjax"]["drafted"] > 0 == alone["specjax"]["drafted"]
             assert drafted["choices"][0]["text"] == alone["choices"][0]["text"]
             service = app.state.service
-            assert service.model("tiny:plain")[1].lm is service.engine.lm is LM
+            assert service.model("tiny:none")[1].lm is service.engine.lm is LM
 
     asyncio.run(whole())
 
@@ -88,7 +88,7 @@ class Slowed:
 def test_a_person_chats_stops_replays_and_compares(tmp_path):
     """One browser and one server for all, because both take seconds to start."""
     slowed = Slowed()
-    service = Service(slowed, ["tiny"], ["secret"], make_plain=plain)
+    service = Service(slowed, ["tiny"], ["secret"], others={"none": plain})
     with real_server(service) as address, browser(tmp_path) as page:
         page.open(address)
         page.until("document.querySelector('#status')?.textContent.includes('API key')")
@@ -99,6 +99,7 @@ def test_a_person_chats_stops_replays_and_compares(tmp_path):
         assert "tiny" in page.text("#model")
         settings(page, temperature=0.3, max_tokens=60, seed=4)
         answers_and_replays(page)
+        report = page.value("document.querySelector('.report').href")
         compares(page)
         slowed.pause = 0.1
         stops(page, service)
@@ -107,6 +108,7 @@ def test_a_person_chats_stops_replays_and_compares(tmp_path):
         wrong = [said for said in page.complaints if said.get("entry", {}).get("level") not in ("verbose", "info")]
         assert all("40" in said["entry"]["text"] for said in wrong), wrong  # the refusals that the test asks for
         fits_narrow_and_dark_windows(page, address)
+        reads_the_report(page, report)
 
 
 def answers_and_replays(page):
@@ -136,8 +138,22 @@ def answers_and_replays(page):
     assert shown(page, 2) == (text, origins) and page.text(".verdict") == "Replayed. The texts are the same."
 
 
+def reads_the_report(page, address):
+    """The report opens by its link alone, without a key, and its policy lets its own styles and script run."""
+    complaints = len(page.complaints)
+    page.open(address)
+    page.until("document.querySelector('h1')?.textContent === 'A run of speculative decoding'")
+    assert page.value("document.querySelectorAll('svg').length") > 0 and "60" in page.text(".words")
+    assert page.value("getComputedStyle(document.body).maxWidth") != "none" and page.complaints[complaints:] == []
+
+
 def compares(page):
-    settings(page, temperature=0)
+    settings(page, temperature=0, drafter="tiny:none")
+    page.value("document.querySelector('#forget').click()")
+    ask(page, "abcabcabc")
+    page.until(IDLE)
+    assert set(shown(page)[1]) == {"plain"}, "the chosen drafter drafts nothing"
+    settings(page, drafter="tiny")
     page.value("document.querySelector('#forget').click()")
     page.value("document.querySelector('#compare').click()")
     ask(page, "abcabcabc")

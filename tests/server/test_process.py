@@ -1,8 +1,11 @@
 """The server as a process: it says where it is, drains at SIGTERM and ends with exit code 0."""
 
+import contextlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -60,13 +63,37 @@ def test_sigterm_lets_streams_end_refuses_others_and_exits_with_0(folder):
     assert process.lines[-1].startswith("specjax serves tiny at http://127.0.0.1:")
 
 
+LOADS_FOR_EVER = """
+import sys, time
+from specjax.server.lifetime import serve
+from specjax.server.service import Service
+serve(Service(lambda: time.sleep(600), ["slow"]), "127.0.0.1", int(sys.argv[1]), 30)
+"""
+
+
+def test_sigterm_while_the_model_loads_ends_the_process_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen([sys.executable, "-c", LOADS_FOR_EVER, str(port)]) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"http://127.0.0.1:{port}/health").json() == {"status": "loading"}:
+                        break
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) == 0
+        finally:
+            process.kill()
+
+
 def test_after_the_time_limit_streams_are_cut_off_with_an_error(folder):
-    flags = [*FLAGS, "--shutdown-timeout", "0.2", "--api-key", "k", "--compare-plain"]
+    flags = [*FLAGS, "--shutdown-timeout", "0.2", "--api-key", "k", "--also", "none"]
     with serving("--model", str(folder), *flags) as process:
         address, found = process.address(), []
         body, key = dict(prompt="ab", max_tokens=3900, ignore_eos=True, stream=True), {"authorization": "Bearer k"}
         names = [entry["id"] for entry in httpx.get(f"{address}/v1/models", headers=key).json()["data"]]
-        assert names == [str(folder), f"{folder}:plain"]
+        assert names == [str(folder), f"{folder}:none"]
         with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=key) as answer:
             for line in answer.iter_lines():
                 found += [line] if line else []
@@ -85,6 +112,8 @@ def test_after_the_time_limit_streams_are_cut_off_with_an_error(folder):
         (["--port", "99999"], "--port"),
         (["--api-key", ""], "empty"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
+        (["--also", "nobody"], "nobody"),
+        (["--also", "model"], "--draft-model"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
         (["--draft-model", "x"], "--draft-model is used only with"),
         (["--drafter", "none", "--num-speculative-tokens", "3"], "drafts nothing"),
