@@ -233,7 +233,7 @@ class Loop:
         if ticket.read < ticket.to_read:
             return False
         self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
-        if ticket.samples.waiting and ticket.to_read:
+        if ticket.samples.waiting and ticket.to_read and not ticket.samples.read:
             ticket.samples.read = saved.prompt_of(self.state, self.staged_row, ticket.pages, len(ticket.prompt))
         ticket.slot = self.running.index(None)
         self.state = programs.join(self.state, self.staged_row, _numbers(ticket.slot))
