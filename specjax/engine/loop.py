@@ -236,7 +236,7 @@ class Loop:
         if ticket.read < ticket.to_read:
             return False
         self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
-        if ticket.samples.waiting and ticket.to_read:
+        if ticket.samples.waiting and ticket.to_read and not ticket.samples.read:
             length = len(ticket.prompt)
             ticket.samples.read = saved.prompt_of(self.programs, self.state, self.staged_row, ticket.pages, length)
         ticket.slot = self.running.index(None)

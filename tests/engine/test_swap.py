@@ -29,6 +29,10 @@ def requests(engine, count=14):
     return [dict(prompt=prompt, seed=i, max_new_tokens=new[i], **given) for i, prompt in enumerate(prompts)]
 
 
+def some_prompt(size):
+    return np.random.default_rng(8).integers(0, 4, size).tolist()
+
+
 @pytest.fixture
 def swapped(monkeypatch):
     """(ticket, its slot or None, all that had pages) of each request that is swapped out."""
@@ -92,6 +96,24 @@ def test_requests_may_be_aborted_while_they_are_swapped_out_or_read(swapped, mon
             alone = engine.submit(**request).result(300).tokens[0]
             assert result.tokens[0] == alone[: len(result.tokens[0])]
         assert engine.stats().free_kv_tokens == free
+
+
+def test_samples_that_wait_go_on_from_the_prompt_although_another_was_swapped_out_meanwhile(swapped):
+    older = dict(prompt=[1, 2, 3], max_new_tokens=240, temperature=1.0, ignore_eos=True)
+    given = dict(prompt=some_prompt(70), max_new_tokens=60, temperature=1.0, ignore_eos=True)
+    with started("prompt lookup", slots=2, kv_tokens=5 * PAGE) as engine:
+        alone = [engine.submit(**given, seed=seed).result(300).tokens for seed in (5, 6, 7)]
+        handles = []
+
+        def told(event):  # the samples come while the older request still has a page or two
+            if len(handles) == 0 and len(seen) > 30:
+                handles.extend(engine.submit_many(**given, n=3, seed=5))
+            seen.append(event)
+
+        seen: list = []
+        engine.submit(**older, listener=told).result(300)
+        assert [handle.result(300).tokens for handle in handles] == alone
+    assert swapped[0][0] in [handle._ticket for handle in handles[:2]]  # while the last one waited
 
 
 def test_a_request_whose_prompt_is_being_read_gives_its_pages_back_and_is_read_again(swapped):
