@@ -19,6 +19,7 @@ from jax import lax
 from specjax.decode.arrays import span
 from specjax.decode.ngram import suffix_runs
 from specjax.decode.sampling_params import NO_TOKEN, Context, EarlyStops, SamplingParams, TokenBias
+from specjax.models import tuning
 
 
 def chain_path(drafted: jax.Array) -> jax.Array:
@@ -72,6 +73,12 @@ def _through(chain: "dict[str, Transform]", logits: jax.Array, sampling: Samplin
         if value is not None:
             logits = transform(logits, value, context)
     return logits
+
+
+def names_tokens(sampling: SamplingParams) -> bool:
+    """Whether a transform looks at tokens' ids. The others give the same whichever token a logit belongs to."""
+    by_value = ("temperature", "top_k", "top_p", "min_p")
+    return any(value is not None for name, value in sampling._asdict().items() if name not in by_value)
 
 
 def normalised(logits: jax.Array) -> jax.Array:
@@ -206,7 +213,7 @@ def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
     order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # these uint32 sort as the floats do
 
     def enough(kept):
-        return jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.int32) >= k[:, None, None]
+        return jnp.sum(kept, axis=-1, dtype=jnp.int32) >= k[:, None, None]
 
     return jnp.where(order >= _largest_threshold(order, enough, 32), logits, -jnp.inf)
 
@@ -221,7 +228,7 @@ def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     order = lax.bitcast_convert_type(probs, jnp.uint32)  # non-negative floats sort as their bits do
 
     def enough(kept):
-        return jnp.sum(jnp.where(kept, probs, 0.0), axis=-1, keepdims=True) >= p[:, None, None]
+        return jnp.sum(jnp.where(kept, probs[:, :, None], 0.0), axis=-1) >= p[:, None, None]
 
     kept = (order >= _largest_threshold(order, enough, 30)) | (p[:, None, None] >= 1.0)
     return jnp.where(kept, logits, -jnp.inf)
@@ -230,24 +237,27 @@ def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
 def _largest_threshold(order: jax.Array, enough: Callable, bits: int) -> jax.Array:
     """The largest threshold t for which enough(order >= t) still holds. -> uint32[B, T, 1].
 
-    This search is cheaper than sorting a vocabulary. Each pass settles two bits of the threshold by trying three
-    thresholds. The time of a pass is bound by latency, so three thresholds cost about as much as one.
+    This search is cheaper than sorting a vocabulary. Each pass settles one digit of the threshold by trying all R
+    digits but 0 at once. The time of a pass is bound by latency, so for few rows many thresholds cost as much as one.
 
     Args:
       order: uint32[B, T, V], numbers that sort as the logits or probabilities do.
-      enough: takes bool[B, T, V], the kept tokens, and says whether they are enough: bool[B, T, 1].
+      enough: takes bool[B, T, R, V], the tokens that each threshold keeps, and says whether they are enough:
+        bool[B, T, R].
       bits: the number of bits of ``order`` that can be set.
     """
+    width = tuning.search_digit(order.shape[0] * order.shape[1])
+    digits, passes = jnp.arange(1, 1 << width, dtype=jnp.uint32), -(-bits // width)
 
     def set_digit(i, threshold):
-        shift = (bits - 2 * (i + 1)).astype(jnp.uint32)
-        raised = [threshold | (jnp.uint32(digit) << shift) for digit in (1, 2, 3)]
+        shift = (width * (passes - 1 - i)).astype(jnp.uint32)
+        raised = threshold | (digits[None, None] << shift)  # [B, T, R]
         # If a threshold keeps too little, so does every higher one: the number that pass is the largest digit.
-        passed = sum(enough(order >= t).astype(jnp.uint32) for t in raised)
+        passed = jnp.sum(enough(order[:, :, None] >= raised[..., None]), axis=-1, keepdims=True, dtype=jnp.uint32)
         return threshold | (passed << shift)
 
     start = jnp.zeros((*order.shape[:-1], 1), jnp.uint32)
-    return lax.fori_loop(0, bits // 2, set_digit, start)
+    return lax.fori_loop(0, passes, set_digit, start)
 
 
 def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:

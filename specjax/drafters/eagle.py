@@ -7,19 +7,19 @@ embedding of token j + 1. The entry's output predicts token j + 2. An example wi
     token  feature                       entry  prediction
     B      the target's states at A      0      C
     C      the target's states at B      1      D
-    D      the target's states at C      2      E           the last entry in the cache
-    E      the target's states at D      3      f           made by ``propose`` from ``EagleState.feature``
+    D      the target's states at C      2      E
+    E      the target's states at D      3      f           the last entry in the cache; ``EagleState.output``
     f      the head's output at entry 3  4      g           made by ``propose``; the target has not read E yet
     g      the head's output at entry 4  5      ...         only if a third token is drafted
 
 The target has read A to D: the last committed token is fed by the next verification. So n committed tokens have n - 1
-entries, of which the cache holds n - 2. After the round ``commit`` replaces the entries of the drafted tokens by
-entries with the target's states.
+entries. After the round ``commit`` replaces the entries of the drafted tokens by entries with the target's states, and
+keeps the last one's output. So the first token is drafted without a call of the head.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,11 @@ Head = Eagle3Head | Eagle1Head
 class EagleState(NamedTuple):
     """The entries of each row's committed text; the table at the top of this file shows them."""
 
-    # The head's cache. Its lengths say how many entries it holds: n - 2 for a ready row of n committed tokens.
+    # The head's cache. Its lengths say how many entries it holds: n - 1 for a ready row of n committed tokens.
     cache: KVCache
-    # [B, H] The target's states at token n - 2, fused into one: the feature of the next entry. Unset if not ready.
-    feature: jax.Array
-    # bool[B] Whether ``cache`` and ``feature`` are up to date. A row that is not ready proposes nothing.
+    # [B, H] The head's output at entry n - 2, from which the first token is drafted. Unset if not ready.
+    output: jax.Array
+    # bool[B] Whether ``cache`` and ``output`` are up to date. A row that is not ready proposes nothing.
     ready: jax.Array
 
 
@@ -105,15 +105,15 @@ class Eagle(ChainOrTree):
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = kv.room(capacity + self.room(num_speculative_tokens))
         cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype)
-        feature = jnp.zeros((batch, target.hidden_size), target.dtype)
-        return EagleState(cache, feature, jnp.zeros(batch, bool))
+        output = jnp.zeros((batch, target.hidden_size), target.dtype)
+        return EagleState(cache, output, jnp.zeros(batch, bool))
 
     def follow(self, target: Model, own: EagleState, state: DecodeState, starts: jax.Array, out: Output) -> EagleState:
         head = self._head()
         size = out.hidden.shape[1]
         tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(size), axis=1, mode="clip")
         features, everyone = self._features(head, out), jnp.ones_like(own.ready)
-        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 2, everyone)
+        return self._extend(target, head, own, starts, features, tokens, state.request.prompt_lengths - 1, everyone)
 
     def resume(self, target: Model, own: EagleState, state: DecodeState) -> EagleState:
         """Makes every active row of at least two tokens ready.
@@ -133,7 +133,7 @@ class Eagle(ChainOrTree):
             tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size + 1), axis=1, mode="clip")
             out = target(tokens[:, :-1], kv.with_lengths(state.cache, starts), with_logits=False, taps=self.config.taps)
             features, lags = self._features(head, out), _lags(own, state)
-            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 2, lags)
+            return self._extend(target, head, own, starts, features, tokens[:, 1:], state.lengths - 1, lags)
 
         return lax.while_loop(behind, feed, own)
 
@@ -148,59 +148,58 @@ class Eagle(ChainOrTree):
         return draft._replace(valid=draft.valid & own.ready[:, None]), own, state.cache
 
     def commit(self, target: Model, own: EagleState, state: DecodeState, outcome: Outcome | None) -> EagleState:
-        wanted = state.lengths - 2
         if outcome is None:  # the target's states are not known, and the token of the last entry may have changed
-            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(wanted - 1, 0))
+            kept = jnp.clip(own.cache.lengths, 0, jnp.maximum(state.lengths - 2, 0))
             return own._replace(cache=kv.with_lengths(own.cache, kept), ready=jnp.zeros_like(own.ready))
         head = self._head()
-        features = jnp.concatenate([own.feature[:, None], self._features(head, outcome)], axis=1)  # [B, K+2, H]
-        # The features belong to the tokens from position before - 2 on, where ``before`` is the row's length before the
-        # round. A row of one token has no token there: its first feature is unset, and the features start at token 0.
-        before = state.lengths - outcome.accepted - 1
-        alone = before == 1
-        features = jnp.where(alone[:, None, None], jnp.roll(features, -1, axis=1), features)
-        starts = jnp.maximum(before - 2, 0)
-        index = starts[:, None] + 1 + span(features.shape[1] - 1)
-        tokens = jnp.take_along_axis(state.tokens, index, axis=1, mode="clip")
-        rows = state.active & (own.ready | alone)
-        own = self._extend(target, head, own, starts, features, tokens, wanted, rows)
+        features = self._features(head, outcome)  # [B, K+1, H] of the tokens from the last one before the round on
+        # The row's length before the round. An ended row writes past its end: its pages may be other rows' too.
+        before = jnp.where(state.active, state.lengths - outcome.accepted - 1, state.lengths)
+        starts = jnp.maximum(before - 1, 0)
+        tokens = jnp.take_along_axis(state.tokens, starts[:, None] + 1 + span(features.shape[1]), axis=1, mode="clip")
+        rows = state.active & (own.ready | (before == 1))  # a row of one token lacked no entry
+        own = self._extend(target, head, own, starts, features, tokens, state.lengths - 1, rows)
         return own._replace(ready=own.ready & state.active)
 
     def _chain(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         """A chain of ``size`` tokens, and the head's cache with the entries of the draft behind the committed ones."""
         spread = spreading(self.tokens, target.vocab_size)
 
+        def logits(hidden):
+            return spread(head.head(hidden[:, None]))[:, 0]
+
+        def first(carry, previous, last, position):
+            return logits(carry[0]), carry
+
         def next_logits(carry, previous, last, position):
             feature, cache = carry
             cache = kv.with_lengths(cache, jnp.maximum(position - 1, 0))
             hidden, cache = head(self._embedded(target, last)[:, None], feature[:, None], cache)
-            return spread(head.head(hidden))[:, 0], (hidden[:, 0], cache)
+            return logits(hidden[:, 0]), (hidden[:, 0], cache)
 
-        first, vocab = (own.feature, own.cache), target.vocab_size
-        draft, (_, cache) = draw_chain(next_logits, first, state, keys, size, vocab, self.temperature)
+        carry, vocab = (own.output, own.cache), target.vocab_size
+        draft, (_, cache) = draw_chain(next_logits, carry, state, keys, size, vocab, self.temperature, first)
         return draft, cache
 
     def _tree(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):
         """A tree ``depth`` deep, and the head's cache with the entries of the draft behind the committed ones."""
-        spread = spreading(self.tokens, target.vocab_size)
-        root = jnp.maximum(state.lengths - 2, 0)  # the entry of the last committed token; the tree's entries follow
+        root = jnp.maximum(state.lengths - 1, 0)  # the tree's entries follow that of the last committed token
         rows = jnp.arange(root.shape[0], dtype=jnp.int32)
 
         def step(carry, tokens: jax.Array, level: Level):
             above, cache = carry  # above is [B, W', H], the head's outputs at the level before
-            cache = kv.with_lengths(cache, root + 1 + level.fed)
+            cache = kv.with_lengths(cache, root + level.fed)
             features = above[rows[:, None], level.parents]
             hidden, cache = head(
-                self._embedded(target, tokens), features, cache, *level.attention(root + 1, cache.capacity)
+                self._embedded(target, tokens), features, cache, *level.attention(root, cache.capacity)
             )
-            return spread(head.head(hidden)), (hidden, cache)
+            return head.head(hidden), (hidden, cache)
 
-        last = state.tokens[rows, state.lengths - 1]
-        grown: Any = self.tree
-        at_root = kv.with_lengths(own.cache, root)
-        hidden, cache = head(self._embedded(target, last)[:, None], own.feature[:, None], at_root)
-        logits, vocab = spread(head.head(hidden))[:, 0], target.vocab_size
-        draft, (_, cache) = grown.grow(step, logits, (hidden, cache), state, keys, depth, vocab, self.temperature)
+        output, grown, vocab = own.output[:, None], cast(Tree, self.tree), target.vocab_size
+        logits = head.head(output)[:, 0]
+        draft, (_, cache) = grown.grow(
+            step, logits, (output, own.cache), state, keys, depth, vocab, self.temperature, self.tokens
+        )
         return draft, cache
 
     def _embedded(self, target: Model, tokens: jax.Array) -> jax.Array:
@@ -225,23 +224,23 @@ class Eagle(ChainOrTree):
           head: the head.
           own: the own state.
           starts: i32[B], the number of the first new entry. That is also the position of the entry's feature.
-          features: [B, T or more, H], the target's states at positions from ``starts`` on, fused.
+          features: [B, T, H], the target's states at positions from ``starts`` on, fused.
           tokens: i32[B, T], the token of each entry: those at positions from ``starts + 1`` on.
-          wanted: i32[B], how many entries the cache may hold. Entries past that are padding.
+          wanted: i32[B], how many entries the row's text has. Entries past that are padding.
           rows: bool[B], the rows that take the new entries. The others keep their state.
 
         Returns:
-          The new own state. A row becomes ready once its feature at position ``wanted`` is among ``features``.
+          The new own state. A row becomes ready once its last entry is among the new ones.
         """
         size = tokens.shape[1]
-        _, cache = head(self._embedded(target, tokens), features[:, :size], kv.with_lengths(own.cache, starts))
-        # A row that reached ``wanted`` before keeps its state: later blocks of a prompt are padding for this row.
-        taken = rows & (starts <= wanted)
-        reached = taken & (wanted < starts + features.shape[1])
-        feature = row_at(features, jnp.clip(wanted - starts, 0, features.shape[1] - 1))
+        hidden, cache = head(self._embedded(target, tokens), features, kv.with_lengths(own.cache, starts))
+        # A row that has all its entries keeps its state: later blocks of a prompt are padding for this row.
+        taken = rows & (starts < wanted)
+        reached = taken & (wanted <= starts + size)
+        output = row_at(hidden, jnp.clip(wanted - 1 - starts, 0, size - 1))
         lengths = jnp.where(taken, jnp.minimum(starts + size, wanted), own.cache.lengths)
         return EagleState(
-            kv.with_lengths(cache, lengths), jnp.where(reached[:, None], feature, own.feature), own.ready | reached
+            kv.with_lengths(cache, lengths), jnp.where(reached[:, None], output, own.output), own.ready | reached
         )
 
     def _head(self) -> Head:

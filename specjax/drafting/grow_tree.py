@@ -10,9 +10,10 @@ import numpy as np
 
 from specjax.decode import draft_shape, random, sampling
 from specjax.decode.draft_shape import FixedTreeShape
+from specjax.decode.likeliest import top_k
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import FixedWidth, static
-from specjax.drafting.draw_chain import at_temperature, check_temperature, draw_chain, fit, is_greedy, noisy
+from specjax.drafting.draw_chain import at_temperature, check_temperature, draw_chain, is_greedy, noisy, spreading
 from specjax.drafting.topology import Topology, from_widths
 from specjax.models.model import Model
 from specjax.verify import siblings
@@ -80,6 +81,7 @@ class Tree(Protocol):
         depth: int,
         vocab: int,
         temperature: float | None,
+        ids: jax.Array | None = None,
     ) -> tuple[Draft, Any]:
         """Grows a tree of N nodes, ``depth`` deep.
 
@@ -93,6 +95,7 @@ class Tree(Protocol):
           vocab: V, the target's vocabulary size. Logits over fewer or more tokens are fitted to V.
           temperature: replaces the request's temperature. None: the request's. At 0 siblings are the best tokens in
             order, each a point mass.
+          ids: i32[V'], the token of each logit; other tokens can't be drafted. None: the ids are 0 to V' - 1.
 
         Returns:
           The draft and the last carry. A node is not valid if there was no token left to draw.
@@ -214,8 +217,9 @@ class FixedTree:
         """An upper bound: all nodes are counted, though leaves are never fed."""
         return self.size(depth)
 
-    def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None):
+    def grow(self, step, logits, carry, state, keys, depth, vocab, temperature=None, ids=None):
         """Grows a tree: see :meth:`Tree.grow`."""
+        spread = spreading(ids, vocab)
         topology, params = self.topology.of_depth(depth), at_temperature(state.request.sampling, temperature)
         rows, logits = logits.shape[0], logits[:, None]
         tokens, drawn_from = jnp.zeros((rows, 0), jnp.int32), []
@@ -229,7 +233,7 @@ class FixedTree:
             parents = np.searchsorted(nodes, np.array(topology.parents)[children - 1])
             level_keys = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
             drawn, q = draw_children(
-                fit(logits, vocab), params, context, level_keys, parents, topology.ranks[children],
+                spread(logits), params, context, level_keys, parents, topology.ranks[children],
                 self.with_replacement
             )
             tokens = jnp.concatenate([tokens, drawn], axis=1)
@@ -276,7 +280,7 @@ def draw_children(
         drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, rank_keys), axis=-1), 1, 1)(scores)
         given = jnp.broadcast_to(q[:, :, None], (*drawn.shape, vocab))
     else:
-        drawn = jax.lax.top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
+        drawn = top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
         given = jax.vmap(siblings.without_replacement, in_axes=1, out_axes=1)(q, drawn)
     certain = jnp.where(given > 0, jax.nn.one_hot(drawn, vocab, dtype=jnp.float32), 0.0)
     given = jnp.where(is_greedy(params)[..., None], certain, given)

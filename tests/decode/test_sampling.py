@@ -228,3 +228,24 @@ def test_draws_of_rows_positions_and_purposes_are_independent():
 
 def test_unused_transforms_leave_no_trace_in_the_program():
     assert requests.sampling_params(Options(), 2, 5)[1:] == SamplingParams(temperature=None)[1:]
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width):
+    """Of random and of tied logits, by their definitions. Sums of probabilities that are powers of two are exact."""
+    monkeypatch.setattr(sampling.tuning, "search_digit", lambda rows: width)
+    rng = np.random.default_rng(0)
+    x = np.log(2.0 ** -rng.integers(1, 9, (64, 2, 40))).astype(np.float32)
+    x[rng.random(x.shape) < 0.3] = -np.inf
+    x[::2] = rng.normal(size=x[::2].shape)
+    x[..., 0] = 1.0
+    x -= x.max(axis=-1, keepdims=True)
+    k = rng.integers(1, 41, 64).astype(np.int32)
+    smallest = np.take_along_axis(-np.sort(-x, axis=-1), k[:, None, None] - 1, axis=-1)
+    assert np.array_equal(sampling.keep_top_k(x, k, CONTEXT) > -np.inf, (x >= smallest) & (x > -np.inf))
+    p = rng.random(64).astype(np.float32)
+    probs = np.asarray(jax.nn.softmax(x, axis=-1))
+    above = np.sum(np.where(probs[..., None, :] > probs[..., None], probs[..., None, :], 0.0), axis=-1)
+    sure = np.abs(above - p[:, None, None]) > 1e-5  # nearer than that, rounding decides
+    kept = np.asarray(sampling.keep_top_p(jnp.asarray(x), jnp.asarray(p), CONTEXT)) > -np.inf
+    assert np.array_equal(kept[sure], ((above < p[:, None, None]) & (x > -np.inf))[sure])

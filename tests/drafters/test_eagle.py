@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax.checkpoints import trained_drafters as files
+from specjax.decode import round as rounds
 from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
@@ -44,7 +45,7 @@ def test_the_prompt_is_read_along_with_the_target():
     job = prepare(TARGET, prompts, drafter=random_head(), max_new_tokens=4)
     own = job.start().drafter
     assert own.ready.tolist() == [len(p) > 1 for p in prompts]
-    assert own.cache.lengths.tolist() == [max(len(p) - 2, 0) for p in prompts]
+    assert own.cache.lengths.tolist() == [len(p) - 1 for p in prompts]
 
 
 def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
@@ -129,3 +130,13 @@ def test_a_file_gives_the_head_back(tmp_path, config):
 def test_taps_rise_and_stand_once(taps):
     with pytest.raises(ValueError, match="^the taps of an EAGLE-3 head must be .* got "):
         Eagle3HeadConfig(CONFIG.layer, taps)
+
+
+def test_the_first_token_is_drafted_without_a_call_of_the_head(monkeypatch):
+    """The call that learned the committed tokens has made the output of the last one's entry."""
+    drafter = random_head()
+    job = prepare(TARGET, [[3, 1, 8, 2]], drafter=drafter, num_speculative_tokens=1, temperature=1.0)
+    state = job.start()
+    monkeypatch.setattr(type(drafter._head()), "__call__", None)
+    draft, _ = jax.jit(rounds.propose)(job.decoder, state)
+    assert draft.valid.all()

@@ -13,9 +13,10 @@ from scipy import stats
 
 from specjax import generate, stream, testing
 from specjax.decode import random, sampling
+from specjax.decode import round as one_round
 from specjax.decode.draft_shape import CHAIN, FixedTreeShape, grown, parents_of
 from specjax.decode.types import Draft
-from specjax.drafters import Adaptive, DraftModel, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
+from specjax.drafters import Adaptive, DraftModel, DynamicTree, FirstOf, Forest, Heuristic, PromptLookup, TreeModel
 from specjax.drafting.grow_tree import draw_children
 from specjax.generation.generate import prepare
 from specjax.measure import acceptance, timing
@@ -311,3 +312,11 @@ def test_what_is_no_tree_is_refused_in_one_sentence(shape):
 def test_widths_are_integers(widths):
     with pytest.raises(ValueError, match=r"^widths must be one or more integers of at least 1.* got "):
         TreeModel(LM, widths)
+
+
+def test_a_dynamic_tree_knows_which_nodes_stand_above_which():
+    drafter = TreeModel(TWIN, DynamicTree(3, 11))
+    job = prepare(LM, PROMPTS, drafter=drafter, num_speculative_tokens=4)
+    shape = jax.jit(one_round.propose)(job.decoder, job.start())[0].shape
+    again = grown(shape.parents)
+    assert (shape.ancestors == again.ancestors).all() and (shape.depth == again.depth).all()
