@@ -186,7 +186,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
       ValueError: keys are missing, unknown, or have a value that specjax does not implement. One error names them all.
     """
     name = hf.get("model_type")
-    if name is not None and str(name) not in relatives.FAMILIES:  # other families have other keys, so no key is looked at
+    if name is not None and str(name) not in relatives.FAMILIES:  # no key is looked at, since other families have others
         raise ValueError(
             f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
             f"{', '.join(relatives.FAMILIES)} and gpt2)"

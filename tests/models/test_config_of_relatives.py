@@ -86,6 +86,11 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(hf, expected):
                                                "sliding_attention": {"rope_type": "linear", "factor": 2.0}}),
             "full_attention",
         ),
+        (
+            of("gemma3_text", rope_parameters={"full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+                                               "sliding_attention": {"rope_type": "dynamic"}}),
+            "full_attention",
+        ),
         (of("llama", sliding_window=8), "sliding_window = 8 is not implemented"),
         (of("llama", query_pre_attn_scalar=8), "query_pre_attn_scalar = 8 is unknown"),
         (GPT2 | {"n_embd": None}, "n_embd is missing"),
