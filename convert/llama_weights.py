@@ -42,6 +42,7 @@ def table(config: LlamaConfig) -> dict[str, Part]:
     return parts
 
 
+LLAMA = Layout({})  # the prefix and the buffers of Llama and its relatives
 _TWO_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 _FOUR_NORMS = {
     "input_layernorm": "attention_norm",
@@ -158,7 +159,7 @@ def check(config: ModelConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) ->
 
 def full_name(name: str) -> str:
     """The tensor's name in a checkpoint of a whole model (``LlamaForCausalLM``): with the prefix ``model.``."""
-    return Layout({}).full_name(name)
+    return LLAMA.full_name(name)
 
 
 class Sheet:
@@ -176,7 +177,7 @@ class Sheet:
         table: dict[str, Part],
         tied: bool = False,
         name_of: Callable[[str], str] = full_name,
-        layout: Layout = Layout({}),  # noqa: B008
+        layout: Layout = LLAMA,
     ):
         self.table = table
         self.layout = layout

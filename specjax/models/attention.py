@@ -67,8 +67,7 @@ def attend(
       keys, values: the cache of one layer: [B, kv_heads, S, D], or pools [P, kv_heads, PAGE, D] with ``block.table``.
       sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
         kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
-      score: how scores are made. The kernel makes plain ones alone; all others are left to XLA. So are blocks that are
-        not rotated. A window is a mask, which the kernel reads.
+      score: how scores are made. XLA makes those that aren't plain, as it does for blocks that aren't rotated.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
@@ -77,8 +76,7 @@ def attend(
     starts, angles, mask, bias, table = block
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    plain = angles is not None and bias is None and score == PLAIN
-    platform = kernels() if short and typed and plain else None
+    platform = kernels() if short and typed and angles is not None and bias is None and score == PLAIN else None
     if platform is None:
         return by_xla(qkv, block, keys, values, score)
     from specjax.models import fused_attention  # can't be imported where JAX has no Triton

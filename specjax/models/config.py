@@ -185,27 +185,13 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
     Raises:
       ValueError: keys are missing, unknown, or have a value that specjax does not implement. One error names them all.
     """
-    name = hf.get("model_type")
-    # Other families have other keys, so none of them is looked at.
-    if name is not None and str(name) not in relatives.FAMILIES:
-        raise ValueError(
-            f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
-            f"{', '.join(relatives.FAMILIES)} and gpt2)"
-        )
-    family = relatives.FAMILIES["llama" if name is None else name]
+    family = _family_of(hf)
     two_bases = "rope_local_base_freq" in family.reads
     hf = relatives.with_defaults(family, rope_scaling.flat(hf) if two_bases else hf)
     max_position = 2048 if hf.get("max_position_embeddings") is None else hf["max_position_embeddings"]
     theta, scaling = _read_checked(family, hf, generation or {}, max_position)
-    heads, head_dim = hf["num_attention_heads"], hf.get("head_dim")
+    heads = hf["num_attention_heads"]
     kv_heads = heads if hf.get("num_key_value_heads") is None else hf["num_key_value_heads"]
-    if head_dim is None:
-        if hf["hidden_size"] % heads:
-            raise ValueError(
-                f"config.json can't be used: hidden_size ({hf['hidden_size']}) is not a multiple of "
-                f"num_attention_heads ({heads}) and head_dim is not given; set head_dim"
-            )
-        head_dim = hf["hidden_size"] // heads
     read = {name: hf.get(name) for name in values.FEATURES.keys() & family.reads if name != "sliding_window"}
     features: dict[str, Any] = {**read, **family.sets}
     bos, eos = values.special_ids(hf, generation or {})
@@ -216,7 +202,7 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         num_hidden_layers=hf["num_hidden_layers"],
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(hf),
         max_position_embeddings=max_position,
         rms_norm_eps=1e-6 if hf.get("rms_norm_eps") is None else hf["rms_norm_eps"],
         rope_theta=theta,
@@ -232,6 +218,31 @@ def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) 
         sliding_window=hf["sliding_window"] if local else None,
         **features,
     )
+
+
+def _head_dim(hf: Mapping[str, Any]) -> int:
+    """The size of a head, which a file may leave to follow from the hidden size."""
+    if hf.get("head_dim") is not None:
+        return hf["head_dim"]
+    if hf["hidden_size"] % hf["num_attention_heads"]:
+        raise ValueError(
+            f"config.json can't be used: hidden_size ({hf['hidden_size']}) is not a multiple of num_attention_heads "
+            f"({hf['num_attention_heads']}) and head_dim is not given; set head_dim"
+        )
+    return hf["hidden_size"] // hf["num_attention_heads"]
+
+
+def _family_of(hf: Mapping[str, Any]) -> relatives.Family:
+    """The family that ``model_type`` names. Of an unknown one no key is looked at, because its keys are others."""
+    name = hf.get("model_type")
+    if name is None:
+        return relatives.FAMILIES["llama"]  # the missing key is reported with all other faults
+    if str(name) not in relatives.FAMILIES:
+        raise ValueError(
+            f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
+            f"{', '.join(relatives.FAMILIES)} and gpt2)"
+        )
+    return relatives.FAMILIES[name]
 
 
 def _read_checked(

@@ -139,9 +139,13 @@ FAMILIES = {
 
 
 def with_defaults(family: Family, hf: Json) -> dict[str, Any]:
-    """``config.json`` with the family's defaults for the keys that it leaves out."""
-    null_is_absent = {"max_window_layers", "sliding_window_pattern", "rope_local_base_freq", "query_pre_attn_scalar"}
-    given = {key: value for key, value in hf.items() if value is not None or key not in null_is_absent}
+    """``config.json`` with the family's defaults for the keys that it leaves out, or gives as null.
+
+    Of the keys below a null says something itself: no window, cap or special id, or a size that follows from others.
+    """
+    says = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "bos_token_id", "eos_token_id",
+            "head_dim", "num_key_value_heads"}  # fmt: skip
+    given = {key: value for key, value in hf.items() if value is not None or key in says}
     return {**family.defaults, **given}
 
 

@@ -36,6 +36,8 @@ LAYERS = ["sliding_attention", "full_attention"] * 2
         (of("smollm3", pretraining_tp=2), dict(model_type="smollm3")),
         (of("gemma2"), dict(local_layers=(0, 2), query_pre_attn_scalar=256, attn_logit_softcapping=50.0)),
         (of("gemma2", attn_logit_softcapping=None), dict(attn_logit_softcapping=None, final_logit_softcapping=30.0)),
+        (of("gemma2", tie_word_embeddings=None), dict(tie_word_embeddings=True)),
+        (of("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=None), dict(local_layers=())),
         (of("gemma2", head_dim=None), dict(head_dim=12, hidden_act="gelu_pytorch_tanh")),
         (of("gemma3_text", sliding_window_pattern=2), dict(local_layers=(0, 2), rope_theta=1e6, qk_norm=True)),
         (of("gemma3_text", rope_local_base_freq=500, rope_theta=2e4), dict(rope_local_base_freq=500, rope_theta=2e4)),
@@ -84,6 +86,11 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(hf, expected):
         (
             of("gemma3_text", rope_parameters={"full_attention": {"rope_theta": 1e6, "rope_type": "default"},
                                                "sliding_attention": {"rope_type": "linear", "factor": 2.0}}),
+            "full_attention",
+        ),
+        (
+            of("gemma3_text", rope_parameters={"full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+                                               "sliding_attention": {"rope_type": "dynamic"}}),
             "full_attention",
         ),
         (of("llama", sliding_window=8), "sliding_window = 8 is not implemented"),
