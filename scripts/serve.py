@@ -11,15 +11,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-import jax
-from cli import choices, model_flags
+from cli import engine_flags, model_flags
 from cli.parser import Parser, refusing
 
 import specjax
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.report import progress
 
-SIZES, ON_A_CPU = (8, 4096), (2, 2048)  # slots and capacity; a CPU's rounds take as long as they have rows and entries
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,12 +25,8 @@ def _parser() -> Parser:
     parser = Parser(description="Serves a Llama-family model over HTTP, as OpenAI's clients expect it.")
     add = parser.add_argument
     model_flags.add_all(parser)
-    add("--slots", type=int, help="requests that decode at the same time (8, on a CPU 2)")
-    add("--capacity", type=int, help="the most tokens of a request, prompt included (4096, on a CPU 2048)")
-    add("--kv-tokens", type=int, help="tokens that the caches of all requests hold together (slots times capacity)")
+    engine_flags.add_sizes(add)
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
-    add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
-        "text only if the same requests run beside it")  # fmt: skip
     add("--compare-plain", action="store_true", help="also serve NAME:plain, the model without drafts, for the page at "
         "/ to compare with; it shares the weights and has caches of its own")  # fmt: skip
     add("--host", default=LOCAL[0], help="the address to listen at; 0.0.0.0 is every one (%(default)s)")
@@ -84,15 +78,7 @@ def keys(args: argparse.Namespace) -> list[str]:
 
 def engine(args: argparse.Namespace) -> specjax.Engine:
     """The engine that the flags ask for."""
-    with progress.waiting(f"loading {args.model}"):
-        lm = model_flags.load_model(args)
-        drafter = choices.build(lm, args)
-        slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
-        return specjax.Engine(
-            lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
-            capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
-            max_waiting=args.max_waiting,
-        )  # fmt: skip
+    return engine_flags.engine(args, max_waiting=args.max_waiting)
 
 
 def plain(args: argparse.Namespace, engine: specjax.Engine) -> specjax.Engine:
