@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from cli import engine_flags, model_flags
+from cli import distributed_flags, engine_flags, model_flags
 from cli.generate_flags import SAMPLING, add_sampling
 from cli.parser import INTERRUPTED, Parser, refusing
 
@@ -56,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
     compilation_cache_of_script(args.compilation_cache)
     given = {name: getattr(args, name) for name in (*DEFAULTS, "max_new_tokens")}
     defaults = {name: value for name, value in given.items() if value is not None}
-    with engine_flags.engine(args) as engine:
+    with distributed_flags.joined(args) as replica, engine_flags.engine(args, replica) as engine:
+        if distributed_flags.follows(replica):
+            replica.follow()
+            return 0
         with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()
         stopped, began = stop_at_signals(engine), time.perf_counter()

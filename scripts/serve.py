@@ -11,10 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from cli import engine_flags, model_flags
+from cli import distributed_flags, engine_flags, model_flags
 from cli.parser import Parser, refusing
 
 import specjax
+from specjax.distributed import Replica
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.report import progress
 
@@ -76,16 +77,11 @@ def keys(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def engine(args: argparse.Namespace) -> specjax.Engine:
-    """The engine that the flags ask for."""
-    return engine_flags.engine(args, max_waiting=args.max_waiting)
-
-
-def plain(args: argparse.Namespace, engine: specjax.Engine) -> specjax.Engine:
+def plain(args: argparse.Namespace, replica: Replica | None, engine: specjax.Engine) -> specjax.Engine:
     """An engine of the same weights and sizes that drafts nothing."""
     return specjax.Engine(
         engine.lm, None, slots=engine.limits.slots, capacity=engine.capacity, kv_tokens=args.kv_tokens,
-        exact=not args.fast, max_waiting=args.max_waiting,
+        exact=not args.fast, max_waiting=args.max_waiting, **engine_flags.calls(replica),
     )  # fmt: skip
 
 
@@ -98,9 +94,16 @@ def run(args: argparse.Namespace) -> None:
     if args.host not in LOCAL and not args.keys:
         progress.say("note: no --api-key: whoever reaches this machine can use the model", sys.stderr)
     progress.say(f"loading {args.model}, drafter {args.drafter}", sys.stderr)
-    names, other = args.served_model_name or [args.model], partial(plain, args) if args.compare_plain else None
-    service = Service(partial(engine, args), names, args.keys, other)
-    serve(service, args.host, args.port, args.shutdown_timeout)
+    with distributed_flags.joined(args) as replica:
+        make = partial(engine_flags.engine, args, replica, max_waiting=args.max_waiting)
+        make_plain = partial(plain, args, replica) if args.compare_plain else None
+        if distributed_flags.follows(replica):
+            first = make()
+            if make_plain is not None:
+                make_plain(first)
+            return replica.follow()
+        service = Service(make, args.served_model_name or [args.model], args.keys, make_plain)
+        serve(service, args.host, args.port, args.shutdown_timeout)
 
 
 def main(argv=None) -> int:

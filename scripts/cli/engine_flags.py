@@ -8,6 +8,7 @@ import jax
 
 import specjax
 from cli import choices, model_flags
+from specjax.distributed import Replica
 from specjax.report import progress
 
 SIZES, ON_A_CPU = (8, 4096), (2, 2048)  # slots and capacity; a CPU's rounds take as long as they have rows and entries
@@ -22,7 +23,12 @@ def add_sizes(add: Callable) -> None:
         "text only if the same requests run beside it")  # fmt: skip
 
 
-def engine(args: argparse.Namespace, **options: Any) -> specjax.Engine:
+def calls(replica: Replica | None) -> dict[str, Any]:
+    """The option of an engine that runs over the processes of a replica, if there is one."""
+    return {} if replica is None else {"calls": replica.calls()}
+
+
+def engine(args: argparse.Namespace, replica: Replica | None = None, **options: Any) -> specjax.Engine:
     """The engine of the model, the drafter and the sizes of the flags. ``options`` are further ones of the engine."""
     with progress.waiting(f"loading {args.model}"):
         lm = model_flags.load_model(args)
@@ -30,5 +36,6 @@ def engine(args: argparse.Namespace, **options: Any) -> specjax.Engine:
         slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
         return specjax.Engine(
             lm, drafter, args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
-            capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast, **options,
+            capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
+            **calls(replica), **options,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specjax.decode.numeric import is_int
-from specjax.engine import sizes
+from specjax.engine import programs, sizes
 from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
 from specjax.engine.handle import Handle
@@ -59,6 +59,7 @@ class Engine:
       max_waiting: how many requests may wait for a slot.
       max_logprobs: the most likeliest tokens that a request may ask for at each position.
       max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
+      calls: runs the engine's programs. ``Replica.calls()`` of :mod:`specjax.distributed` runs them over processes.
 
     Raises:
       ValueError: an argument can't be used. Nothing has run on the device by then.
@@ -81,6 +82,7 @@ class Engine:
         max_logprobs: int = 20,
         max_listed: int = 512,
         lossy: bool = False,
+        calls: Any = programs,
     ):
         for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
             sizes.check_count(name, value)
@@ -88,7 +90,7 @@ class Engine:
             sizes.check_count(name, value, low=0)
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
-        self.lm, self.max_waiting = lm, max_waiting
+        self.lm, self.max_waiting, self.calls = lm, max_waiting, calls
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
         self._fixed = dict(
             drafter=drafter, verifier=verifier, num_speculative_tokens=num_speculative_tokens, lossy=lossy,
@@ -106,7 +108,7 @@ class Engine:
         self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
         pace = Pace() if not exact and can_be_silent(self.decoder) else None
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace)
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, prefix_cache, pace, calls)
         self._commands, self._closing = Commands(), False
         self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0

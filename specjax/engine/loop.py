@@ -51,15 +51,23 @@ class Loop:
       headroom: the number of cache entries that a request needs past its limit.
       prefix_cache: whether requests share the pages of common prefixes.
       pace: chooses rounds that draft or plain rounds; None: every round drafts.
+      calls: runs the programs: the module :mod:`specjax.engine.programs`, or what stands in for it.
     """
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, prefix_cache: bool, pace: Pace | None = None
+        self,
+        decoder: Decoder,
+        limits: Limits,
+        chunk: int,
+        headroom: int,
+        prefix_cache: bool,
+        pace: Pace | None = None,
+        calls: Any = programs,
     ):
-        self.decoder, self.limits, self.chunk = decoder, limits, chunk
+        self.decoder, self.limits, self.chunk, self.calls = decoder, limits, chunk, calls
         self.pace, self.plain = pace, silenced(decoder)
         self.headroom, self.prefix_cache = headroom, prefix_cache
-        self.state: Any = programs.empty(decoder, limits)
+        self.state: Any = self.calls.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
         self.widths = _widths(chunk, self.width)
         self.pages = Pages(limits.pages - 1)
@@ -101,10 +109,10 @@ class Loop:
           ticket: any request. Its row owns no pages here.
         """
         for full in (False, True) if self.pace is not None else ():
-            self.state, _ = programs.round(self.plain, self.state, full)
+            self.state, _ = self.calls.round(self.plain, self.state, full)
         for width in self.widths:
-            row = programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
-            self.state, _ = programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+            row = self.calls.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
+            self.state, _ = self.calls.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
 
     def add(self, ticket: Ticket) -> None:
         """A request joins the queue. If it asks for no new token, it ends at once."""
@@ -182,7 +190,7 @@ class Loop:
         self.counts.cached_tokens += ticket.cached_tokens
         table = np.zeros((1, self.width), np.int32)
         table[0, : len(ticket.pages)] = ticket.pages
-        self.staged, self.staged_row = ticket, programs.stage(self.decoder, ticket.row._replace(table=table))
+        self.staged, self.staged_row = ticket, self.calls.stage(self.decoder, ticket.row._replace(table=table))
         return True
 
     def _read_chunk(self) -> bool:
@@ -201,7 +209,7 @@ class Loop:
         if self.prefix_cache:
             self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
         ticket.slot = self.running.index(None)
-        self.state = programs.join(self.state, self.staged_row, _numbers(ticket.slot))
+        self.state = self.calls.join(self.state, self.staged_row, _numbers(ticket.slot))
         self.running[ticket.slot] = ticket
         self.staged = self.staged_row = None
         ticket.mark("running")
@@ -211,7 +219,7 @@ class Loop:
         """Reads the chunk of the staged row's prompt that begins at position ``start``."""
         self.held_up = True
         width = next(width for width in self.widths if start + self.chunk <= width * PAGE)
-        self.state, self.staged_row = programs.feed(
+        self.state, self.staged_row = self.calls.feed(
             self.decoder, self.state, self.staged_row, _numbers(start), self.chunk, width
         )
 
@@ -219,7 +227,7 @@ class Loop:
         """Starts one round. The results are copied to the host as soon as they are there."""
         full = any(ticket is not None and ticket.full for ticket in self.running)
         drafts = self.pace is None or self.pace.next_drafts()
-        self.state, packed = programs.round(self.decoder if drafts else self.plain, self.state, full)
+        self.state, packed = self.calls.round(self.decoder if drafts else self.plain, self.state, full)
         for leaf in jax.tree.leaves(packed):
             leaf.copy_to_host_async()
         self.in_flight.append(Flight(list(self.running), packed, drafts, self.held_up or not self.in_flight))
@@ -262,7 +270,7 @@ class Loop:
         for ticket in tickets:
             assert ticket.slot is not None
             slots[ticket.slot], self.running[ticket.slot] = True, None
-        self.state = programs.release(self.state, slots)  # type: ignore[arg-type]
+        self.state = self.calls.release(self.state, slots)  # type: ignore[arg-type]
 
     def _end(self, ticket: Ticket) -> None:
         """Gives a request's pages back, and tells its handle that the request has ended."""

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from specjax.decode import prefill, random, rows
 from specjax.decode import round as rounds
 from specjax.decode.decoder import Decoder
-from specjax.decode.likeliest import Top
+from specjax.decode.likeliest import Top, likeliest
 from specjax.decode.sampling import NO_TOKEN, SamplingParams
 from specjax.decode.types import DecodeState, Request
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
+from specjax.models.model import Model
 
 
 class Row(NamedTuple):
@@ -72,9 +73,14 @@ class Limits(NamedTuple):
 @partial(jax.jit, static_argnames=("limits",))
 def empty(decoder: Decoder, limits: Limits) -> DecodeState:
     """The engine's state without any request: no row is active, and every table holds null pages alone."""
-    vocab, slots = decoder.target.vocab_size, limits.slots
+    return _before_prefill(decoder, idle(decoder.target.vocab_size, limits), limits.pages)
+
+
+def idle(vocab: int, limits: Limits) -> Row:
+    """The rows of slots without a request. Every request's row has the same tree."""
+    slots = limits.slots
     zeros = jnp.zeros(slots, jnp.int32)
-    idle = Row(
+    return Row(
         key=jnp.zeros((slots, 2), jnp.uint32),
         sampling=SamplingParams(jnp.zeros(slots)).full(vocab, limits.lists, limits.lists, limits.stops),
         stop_ids=jnp.full((slots, limits.stops), NO_TOKEN, jnp.int32),
@@ -83,7 +89,6 @@ def empty(decoder: Decoder, limits: Limits) -> DecodeState:
         tokens=jnp.zeros((slots, limits.tokens), jnp.int32),
         table=zeros[:, None],
     )
-    return _before_prefill(decoder, idle, limits.pages)
 
 
 @jax.jit
@@ -149,6 +154,25 @@ def round(decoder: Decoder, state: DecodeState, full: bool) -> tuple[DecodeState
     numbers = jnp.concatenate([jnp.stack([jnp.asarray(x, jnp.int32) for x in counts], axis=1), info.tokens], axis=1)
     packed = Packed(numbers, info.logprobs if full else None, info.top if full else None)
     return state._replace(request=request), packed
+
+
+@partial(jax.jit, static_argnames=("room",))
+def scoring_cache(lm: Model, room: int) -> KVCache:
+    """A cache for one text of up to ``room`` tokens, outside of the engine's pages."""
+    return lm.alloc_cache(1, room)
+
+
+@partial(jax.jit, static_argnames=("count",), donate_argnames=("cache",))
+def score(lm: Model, cache: KVCache, part: Any, start: Any, count: int) -> tuple[KVCache, jax.Array, Top]:
+    """Reads all but the last token of i32[1, N + 1] ``part``, from position i32[1] ``start`` on.
+
+    Returns:
+      The cache, and for the last N tokens of ``part`` f32[N] log-probabilities and the ``count`` likeliest tokens.
+    """
+    out = lm(part[:, :-1], kv.with_lengths(cache, start))
+    laws = jax.nn.log_softmax(out.logits[0].astype(jnp.float32), axis=-1)
+    chosen = jnp.take_along_axis(laws, part[0, 1:, None], axis=1)[:, 0]
+    return out.cache, chosen, likeliest(laws, count)
 
 
 def caches(state: Any) -> list[KVCache]:

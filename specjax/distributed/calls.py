@@ -1,0 +1,171 @@
+"""The engine's programs as numbered calls: rank 0 makes them and tells the other ranks, which make the same calls.
+
+Rank 0 alone makes all decisions of an engine. A call's arguments are the engine's decoder, arrays that stay on the
+devices, which the ranks know by number, and a few numbers and small NumPy arrays, which are sent.
+"""
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.decode.decoder import Decoder
+from specjax.decode.types import DecodeState
+from specjax.engine import programs
+from specjax.engine.programs import Limits, Row
+from specjax.engine.silent import silenced
+from specjax.models.cache import KVCache
+from specjax.models.lm import LM
+
+if TYPE_CHECKING:
+    from specjax.distributed.replica import Replica
+
+
+@jax.tree_util.register_pytree_node_class
+class Held:
+    """Arrays that stay on the devices, and the number by which all ranks know them."""
+
+    def __init__(self, value: Any, number: int):
+        self.value, self.number = value, number
+
+    def tree_flatten(self) -> tuple[tuple[Any], int]:
+        return (self.value,), self.number
+
+    @classmethod
+    def tree_unflatten(cls, number: int, children: tuple[Any]) -> "Held":
+        return cls(children[0], number)
+
+
+class Calls:
+    """The programs of one engine. It stands in for the module :mod:`specjax.engine.programs`.
+
+    Args:
+      replica: the processes.
+      index: which engine of the replica this is. All ranks count alike.
+    """
+
+    def __init__(self, replica: "Replica", index: int):
+        self._replica, self.index = replica, index
+        self._models: list[Decoder | LM] = []  # the decoder, the decoder of plain rounds, the target
+        self._limits: Limits
+        self._held = 0  # numbers given to arrays so far
+        self._dropped: deque[int] = deque()  # numbers that rank 0 has let go, and has not told yet
+        self._arrays: dict[int, Any] = {}  # of another rank than 0: the arrays by number
+
+    def empty(self, decoder: Decoder, limits: Limits) -> Any:
+        """As the program of this name. On another rank than 0: the shapes of the state alone."""
+        if decoder.target.mesh is None or not decoder.target.in_parts:
+            raise ValueError(
+                "an engine over several processes needs a model that is cut over their devices; load it with "
+                "mesh=specjax.parallel.mesh()"
+            )
+        self._models, self._limits = [decoder, silenced(decoder), decoder.target], limits  # type: ignore[list-item]
+        if self._replica.rank:
+            return jax.eval_shape(lambda: programs.empty(decoder, limits))
+        return self._make("empty", decoder)
+
+    def stage(self, decoder: Decoder, row: Row) -> Held:
+        return self._make("stage", decoder, row)
+
+    def feed(self, decoder: Decoder, state: Held, row: Held, start: Any, chunk: int, width: int) -> tuple[Held, Held]:
+        return self._make("feed", decoder, state, row, start, chunk, width)
+
+    def join(self, state: Held, row: Held, slot: Any) -> Held:
+        return self._make("join", state, row, slot)
+
+    def release(self, state: Held, slots: Any) -> Held:
+        return self._make("release", state, slots)
+
+    def round(self, decoder: Decoder, state: Held, full: bool) -> tuple[Held, Any]:
+        return self._make("round", decoder, state, full)
+
+    def scoring_cache(self, lm: LM, room: int) -> Held:
+        return self._make("scoring_cache", lm, room)
+
+    def score(self, lm: LM, cache: Held, part: Any, start: Any, count: int) -> tuple[Held, Any, Any]:
+        return self._make("score", lm, cache, part, start, count)
+
+    def _make(self, name: str, *args: Any) -> Any:
+        """A call of rank 0: the other ranks are told, and the program is dispatched here."""
+        with self._replica.turn() as number:
+            arrays: list[np.ndarray] = []
+            head = {"call": number, "of": self.index, "name": name, "args": [self._sent(arg, arrays) for arg in args]}
+            head["drop"] = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            self._replica.tell(head, arrays)
+            given = [arg.value if isinstance(arg, Held) else arg for arg in args]
+            results = self._dispatch(number, name, given)
+            found = tuple(self._keep(result) if _stays(result) else result for result in results)
+        return found if len(found) > 1 else found[0]
+
+    def follow(self, head: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """A call of another rank than 0, as rank 0 has told it."""
+        received = iter(arrays)
+        given = [self._given(kind, value, received) for kind, value in head["args"]]
+        for result in filter(_stays, self._dispatch(head["call"], head["name"], given)):
+            self._held += 1
+            self._arrays[self._held] = result
+        for number in head["drop"]:
+            del self._arrays[number]
+
+    def _dispatch(self, number: int, name: str, args: list[Any]) -> list[Any]:
+        """Dispatches a program. What leaves the devices is made whole on each of them."""
+        args = [*args, self._limits] if name == "empty" else args
+        out = getattr(programs, name)(*args)
+        results = list(out) if type(out) is tuple else [out]
+        leaving = [result for result in results if not _stays(result)]
+        mesh = self._models[0].target.mesh  # type: ignore[union-attr]
+        shown = _shown(leaving or results[0].lengths, NamedSharding(mesh, PartitionSpec()))  # type: ignore[arg-type]
+        self._replica.started(number, name, shown)
+        return [result for result in results if _stays(result)] + (shown if leaving else [])
+
+    def _keep(self, value: Any) -> Held:
+        self._held += 1
+        held = Held(value, self._held)
+        weakref.finalize(held, self._dropped.append, self._held).atexit = False
+        return held
+
+    def _sent(self, arg: Any, arrays: list[np.ndarray]) -> list[Any]:
+        """An argument as JSON. Its arrays are added to ``arrays``."""
+        if isinstance(arg, Held):
+            return ["held", arg.number]
+        if isinstance(arg, LM):
+            return ["model", 2]
+        if isinstance(arg, Decoder):
+            return ["model", 0 if arg is self._models[0] else 1]
+        if isinstance(arg, Row):
+            leaves = jax.tree.leaves(arg)
+            arrays += leaves
+            return ["row", len(leaves)]
+        if isinstance(arg, np.ndarray):
+            arrays.append(arg)
+            return ["array", None]
+        return ["value", arg]
+
+    def _given(self, kind: str, value: Any, arrays: Any) -> Any:
+        """The argument that :meth:`_sent` has described."""
+        if kind == "held":
+            return self._arrays[value]
+        if kind == "model":
+            return self._models[value]
+        if kind == "row":
+            shapes = jax.eval_shape(lambda: programs.idle(self._models[0].target.vocab_size, self._limits))  # type: ignore[union-attr]
+            return jax.tree.unflatten(jax.tree.structure(shapes), [next(arrays) for _ in range(value)])
+        return next(arrays) if kind == "array" else value
+
+
+def _stays(result: Any) -> bool:
+    """Whether a program's result stays on the devices."""
+    return isinstance(result, DecodeState | KVCache)
+
+
+def _shown(tree: Any, whole: NamedSharding) -> Any:
+    """Copies that are whole on every device, so that every rank can read them. The originals may be donated."""
+    return _copied(tree, whole)
+
+
+_copied = jax.jit(lambda tree, whole: jax.lax.with_sharding_constraint(jax.tree.map(jnp.copy, tree), whole),
+                  static_argnums=1)  # fmt: skip
