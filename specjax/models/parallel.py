@@ -33,6 +33,11 @@ def mesh(count: int | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]), ("model",), axis_types=(AxisType.Auto,))
 
 
+def spans_processes(mesh: Mesh) -> bool:
+    """Whether some of the mesh's devices belong to another process."""
+    return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
+
+
 def check(config: LlamaConfig, mesh: Mesh) -> None:
     """Raises ValueError unless the mesh has one axis and every size that is cut is a multiple of its devices."""
     if len(mesh.axis_names) != 1:

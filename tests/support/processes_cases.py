@@ -2,7 +2,7 @@
 
 from specjax import drafters, testing
 
-LM = testing.tiny_lm(0, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
+LM = testing.tiny_lm(0, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1, vocab_size=48)
 DRAFTERS = {
     "plain": None,
     "ngram": drafters.PromptLookup(prompt_lookup_min=1),

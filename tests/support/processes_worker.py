@@ -57,7 +57,7 @@ def endless(engine):
     signal.signal(signal.SIGTERM, lambda number, frame: engine.close(drain=False))
     try:
         for number in range(10**6):
-            engine.submit([number % 50], max_new_tokens=100, temperature=1.0, seed=number).result()
+            engine.submit([number % 40], max_new_tokens=100, temperature=1.0, seed=number).result()
     except specjax.EngineClosedError:
         say(by="closed")
 
