@@ -29,7 +29,8 @@ class Watch:
         self.rank, self._names, self._silence, self._stuck, self._tell = rank, names, silence, stuck, tell
         now = time.monotonic()
         self._lock = threading.RLock()
-        self._heard = dict.fromkeys(set(names) - {rank}, now)  # when a peer was heard last; peers that left are removed
+        peers = [0] if rank else [other for other in names if other]
+        self._heard = dict.fromkeys(peers, now)  # when each was heard last; peers that left are removed
         self._moved = now  # when a rank started or ended a call last
         self._at = dict.fromkeys(names, (0, "none"))  # the last call that each rank has started
         self._done = dict.fromkeys(names, 0)  # the last call that each rank has ended
