@@ -15,6 +15,7 @@ CLOSED_PIPE = 141  # the exit code that a shell gives to a program that SIGPIPE 
 # Modules that come with an extra: who needs them, and the extra.
 EXTRAS = {
     "matplotlib": ("the pictures need", "plots"),
+    "ray": ("--ray needs", "ray"),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "starlette"), ("the server needs", "serve")),
 }
 

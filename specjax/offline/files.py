@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +40,43 @@ def run(
     seed: int | None = 0,
     keep_order: bool = False,
 ) -> Totals:
+    """Answers the rows of a file by an engine, as :func:`fill` says.
+
+    Args:
+      engine: the engine. If another thread closes it, the run ends after the finished rows.
+      source, target, defaults, seed: as in :func:`fill`.
+      keep_order: whether answers are written in the order of the rows.
+
+    Raises:
+      EngineClosedError: the engine has ended by an error. All rows that ended before are written.
+      Exception: as :func:`fill`.
+    """
+    return fill(partial(answers, engine, keep_order=keep_order), source, target, defaults, seed)
+
+
+def fill(
+    answer: Callable[[Iterator[Row]], Iterator[dict[str, Any]]],
+    source: Path,
+    target: Path,
+    defaults: dict[str, Any] | None = None,
+    seed: int | None = 0,
+) -> Totals:
     """Answers the rows of ``source`` that ``target`` does not hold yet.
 
     Both files have one JSON object a line. Each answer is written as soon as its request ends, in one piece. So a job
     may be stopped at any time, and the same call goes on. A half-written last line is removed first.
 
     Args:
-      engine: the engine. If another thread closes it, the run ends after the finished rows.
+      answer: gives output rows for rows: :func:`specjax.offline.rows.answers` of an engine, or what does the same.
       source: the rows, as :func:`specjax.offline.rows.row_of` describes them. The file is read while the job runs, so
         it may be larger than memory, or a pipe.
       target: the answers. Rows whose id stands there are left out.
       defaults: fields of :class:`specjax.Options` for rows that don't have these fields.
       seed: the row in line n, counted from 0, has the seed ``seed + n`` unless it has its own. None: fresh seeds.
-      keep_order: whether answers are written in the order of the rows.
 
     Raises:
       ValueError: ``target`` holds other lines than answers, or is ``source`` itself. Nothing has been written by then.
       OSError: a file can't be read or written.
-      EngineClosedError: the engine has ended by an error. All rows that ended before are written.
     """
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target} is the file of rows itself; give another file for the answers")
@@ -67,9 +87,9 @@ def run(
         progress.bar(desc="rows", total=_lines(source), unit=" rows", initial=len(known)) as line,
     ):
         out.truncate(end)
-        for answer in answers(engine, _missing(source, known, defaults or {}, seed), keep_order):
-            out.write(json.dumps(answer).encode() + b"\n")
-            totals.count(answer)
+        for found in answer(_missing(source, known, defaults or {}, seed)):
+            out.write(json.dumps(found).encode() + b"\n")
+            totals.count(found)
             line.set_postfix(tokens=totals.tokens, errors=totals.errors, refresh=False)
             line.update()
     return totals
