@@ -6,6 +6,7 @@ devices, which the ranks know by number, and a few numbers and small NumPy array
 
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -52,6 +53,7 @@ class Calls:
         self._replica, self.index = replica, index
         self._models: list[Decoder | LM] = []  # the decoder, the decoder of plain rounds, the target
         self._limits: Limits
+        self._row: Any  # the tree of a request's row, by which rows are rebuilt from their arrays
         self._held = 0  # numbers given to arrays so far
         self._dropped: deque[int] = deque()  # numbers that rank 0 has let go, and has not told yet
         self._arrays: dict[int, Any] = {}  # of another rank than 0: the arrays by number
@@ -64,6 +66,7 @@ class Calls:
                 "mesh=specjax.parallel.mesh()"
             )
         self._models, self._limits = [decoder, silenced(decoder), decoder.target], limits  # type: ignore[list-item]
+        self._row = jax.tree.structure(jax.eval_shape(lambda: programs.idle(decoder.target.vocab_size, limits)))
         if self._replica.rank:
             return jax.eval_shape(lambda: programs.empty(decoder, limits))
         return self._make("empty", decoder)
@@ -118,7 +121,8 @@ class Calls:
         results = list(out) if type(out) is tuple else [out]
         leaving = [result for result in results if not _stays(result)]
         mesh = self._models[0].target.mesh  # type: ignore[union-attr]
-        shown = _shown(leaving or results[0].lengths, NamedSharding(mesh, PartitionSpec()))  # type: ignore[arg-type]
+        whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[arg-type]
+        shown = _whole_copies(leaving or results[0].lengths, whole)
         self._replica.started(number, name, shown)
         return [result for result in results if _stays(result)] + (shown if leaving else [])
 
@@ -152,8 +156,7 @@ class Calls:
         if kind == "model":
             return self._models[value]
         if kind == "row":
-            shapes = jax.eval_shape(lambda: programs.idle(self._models[0].target.vocab_size, self._limits))  # type: ignore[union-attr]
-            return jax.tree.unflatten(jax.tree.structure(shapes), [next(arrays) for _ in range(value)])
+            return jax.tree.unflatten(self._row, [next(arrays) for _ in range(value)])
         return next(arrays) if kind == "array" else value
 
 
@@ -162,10 +165,7 @@ def _stays(result: Any) -> bool:
     return isinstance(result, DecodeState | KVCache)
 
 
-def _shown(tree: Any, whole: NamedSharding) -> Any:
+@partial(jax.jit, static_argnames=("whole",))
+def _whole_copies(tree: Any, whole: NamedSharding) -> Any:
     """Copies that are whole on every device, so that every rank can read them. The originals may be donated."""
-    return _copied(tree, whole)
-
-
-_copied = jax.jit(lambda tree, whole: jax.lax.with_sharding_constraint(jax.tree.map(jnp.copy, tree), whole),
-                  static_argnums=1)  # fmt: skip
+    return jax.lax.with_sharding_constraint(jax.tree.map(jnp.copy, tree), whole)

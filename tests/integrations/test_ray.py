@@ -28,8 +28,9 @@ def rows():
     return [row_of(place, given, {}, 7) for place, given in enumerate(GIVEN)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def replicas():
+    """The module under test, and a cluster of its own for each test."""
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'integrations'}", "JAX_PLATFORMS": "cpu"}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": env})
     from specjax.integrations import ray as replicas
