@@ -106,7 +106,7 @@ def restore(
       dtype: the dtype of the weights that aren't quantised; None: the stored dtype.
       quantize: "int8" or "fp8" quantises the weights while they are read. The originals of one layer at a time are
         held. None: weights stay as they are stored.
-      mesh: the devices that share the weights; None: the first device.
+      mesh: the devices that share the weights; None: this process's first device.
 
     Returns:
       The configuration, the parameter tree, and the tokenizer, or None if the checkpoint has no tokenizer.
@@ -132,7 +132,7 @@ def restore(
 
 def _wanted(head: Head, dtype, mesh: Mesh | None) -> dict:
     """The tree to restore, with the shape, dtype and sharding of each leaf."""
-    one = SingleDeviceSharding(jax.devices()[0])
+    one = SingleDeviceSharding(jax.local_devices()[0])
 
     def leaf(path, x):
         shape = jax.ShapeDtypeStruct(x.shape, dtype)

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from convert import llama_weights as llama
-from convert import safetensors
+from convert import parts, safetensors
 from specjax.checkpoints.json_file import read_json
+from specjax.models import parallel
+from specjax.models.config import LlamaConfig
 from specjax.models.configs import ModelConfig, from_hf
 from specjax.text.tokenizer import Tokenizer
 
@@ -25,6 +28,16 @@ class Source(NamedTuple):
     dtype: np.dtype  # the dtype that config.json states, or else one in which no weight is rounded
     tensors: Iterator[tuple[str, np.ndarray]]  # (Hugging Face name, array) of each tensor; can be read only once
     total: int  # the number of tensors
+    entries: dict[str, safetensors.Entry] | None = None  # where each tensor stands; None: no part can be read alone
+
+    def fill_parts(self, mesh: Mesh, dtype=None, quantize: str | None = None) -> dict:
+        """The parameter tree, cut over a mesh. Arguments and errors as of :func:`convert.parts.read`.
+
+        Each process reads its own parts of a Llama's or a relative's safetensors, and of all else the whole file.
+        """
+        if self.entries is None or not isinstance(self.config, LlamaConfig):
+            return self.fill(dtype, parallel.placement(self.config, mesh, quantize))
+        return parts.read(self.config, self.entries, dtype or self.dtype, mesh, quantize)
 
     def fill(self, dtype=None, place: llama.Place | None = None, label: str | None = None) -> dict:
         """Reads the weights into the parameter tree. Raises as :func:`convert.llama_weights.from_hf_tensors`.
@@ -89,7 +102,7 @@ def _open_folder(folder: Path) -> Source:
     _check_rows(folder, config, tokenizer)
     stated = hf.get("dtype") or hf.get("torch_dtype")
     dtype = np.dtype(jnp.dtype(stated)) if stated in _DTYPES else checkpoint.dtype
-    return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries))
+    return Source(config, tokenizer, dtype, iter(checkpoint), len(checkpoint.entries), checkpoint.entries)
 
 
 def _check_rows(folder: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from cli import choices, display, model_flags
+from cli import choices, display, distributed_flags, model_flags
 from cli.generate_flags import SAMPLING, parse
 from cli.parser import refusing
 
 import specjax
+from specjax.distributed import Replica
 from specjax.generation import options as options_room
 from specjax.generation import trace
 from specjax.generation.compilation import compilation_cache_of_script
@@ -72,8 +73,14 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> None:
+    with distributed_flags.joined(args) as replica:
+        run_here(args, replica)
+
+
+def run_here(args: argparse.Namespace, replica: Replica | None) -> None:
+    """Runs the script in one process. All processes of a replica run the same."""
     demonstrates = not (args.prompt or args.prompt_file)
-    prompts = read_prompts(args)
+    prompts, args.seed = distributed_flags.agreed(replica, [read_prompts(args), args.seed])
     compilation_cache_of_script(args.compilation_cache)
     lm = model_flags.load_model(args)
     job = specjax.prepare(lm, prompts, **options_of(lm, args))
@@ -82,13 +89,14 @@ def run(args: argparse.Namespace) -> None:
         print(display.heading(lm, args.model, choices.settings(args), size, prompts), file=sys.stderr, flush=True)
     greedy_note(args)
     result, rounds = decode(job, prompts, args, quiet)
+    distributed_flags.compare(replica, result.tokens)
     times = {**result.seconds, "tokens_per_second": display.speed(result), "streamed": rounds is not None}
     times["streamed"] |= bool(args.stop)
     plain = compare(job, result, times) if args.compare else None
     if args.profile:
         with progress.waiting("timing the parts of a round"):
             times["calls"] = timing.calls(job)
-    if args.json:
+    if args.json and not distributed_flags.follows(replica):
         found = record.run(result, prompts, settings_of(lm, args, result), times, lm.tokenizer, rounds)
         text = json.dumps(found, allow_nan=False)
         if quiet:

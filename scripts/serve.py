@@ -11,15 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-import jax
-from cli import choices, model_flags
+from cli import distributed_flags, engine_flags, model_flags
 from cli.parser import Parser, refusing
 
-import specjax
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.report import progress
 
-SIZES, ON_A_CPU = (8, 4096), (2, 2048)  # slots and capacity; a CPU's rounds take as long as they have rows and entries
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,13 +24,8 @@ def _parser() -> Parser:
     parser = Parser(description="Serves a Llama-family model over HTTP, as OpenAI's clients expect it.")
     add = parser.add_argument
     model_flags.add_all(parser)
-    add("--slots", type=int, help="requests that decode at the same time (8, on a CPU 2)")
-    add("--capacity", type=int, help="the most tokens of a request, prompt included (4096, on a CPU 2048)")
-    add("--kv-tokens", type=int, help="tokens that the caches of all requests hold together (slots times capacity)")
-    model_flags.add_overcommit(add)
+    engine_flags.add_sizes(add)
     add("--max-waiting", type=int, default=1024, help="requests that may wait for a slot (%(default)s)")
-    add("--fast", action="store_true", help="narrower calls when drafts are short: exact laws, but a seed replays a "
-        "text only if the same requests run beside it")  # fmt: skip
     add("--also", nargs="+", default=[], metavar="DRAFTER", help="also serve the model with other drafters, each as "
         "NAME:DRAFTER, for the page at / to choose and to compare with; none drafts nothing. All share the weights, "
         "and each has caches of its own")  # fmt: skip
@@ -85,22 +77,6 @@ def keys(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def engine(args: argparse.Namespace) -> specjax.Engine:
-    """The engine that the flags ask for."""
-    with progress.waiting(f"loading {args.model}"):
-        return engine_over(model_flags.load_model(args), args)
-
-
-def engine_over(lm: specjax.LM, args: argparse.Namespace) -> specjax.Engine:
-    """The engine that the flags ask for, over a model that is loaded."""
-    slots, capacity = ON_A_CPU if jax.default_backend() == "cpu" else SIZES
-    return specjax.Engine(
-        lm, choices.build(lm, args), args.verifier, args.num_speculative_tokens, slots=args.slots or slots,
-        capacity=args.capacity or capacity, kv_tokens=args.kv_tokens, exact=not args.fast,
-        overcommit=args.overcommit, max_waiting=args.max_waiting,
-    )  # fmt: skip
-
-
 def run(args: argparse.Namespace) -> None:
     """Serves until a signal ends the server."""
     from specjax.server.lifetime import serve  # imported here, so that a missing extra is told in one sentence
@@ -110,9 +86,20 @@ def run(args: argparse.Namespace) -> None:
     if args.host not in LOCAL and not args.keys:
         progress.say("note: no --api-key: whoever reaches this machine can use the model", sys.stderr)
     progress.say(f"loading {args.model}, drafter {args.drafter}", sys.stderr)
-    others = {name: lambda first, its=its: engine_over(first.lm, its) for name, its in args.also.items()}
-    service = Service(partial(engine, args), args.served_model_name or [args.model], args.keys, others)
-    serve(service, args.host, args.port, args.shutdown_timeout)
+    with distributed_flags.joined(args) as replica:
+        waits = {"max_waiting": args.max_waiting}
+        make = partial(engine_flags.engine, args, replica, **waits)
+        others = {
+            name: lambda first, its=its: engine_flags.engine_over(first.lm, its, replica, **waits)
+            for name, its in args.also.items()
+        }
+        if distributed_flags.follows(replica):
+            leading = make()
+            for other in others.values():
+                other(leading)
+            return replica.follow()
+        service = Service(make, args.served_model_name or [args.model], args.keys, others)
+        serve(service, args.host, args.port, args.shutdown_timeout)
 
 
 def main(argv=None) -> int:

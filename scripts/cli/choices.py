@@ -227,7 +227,7 @@ def settle(args: argparse.Namespace) -> None:
 
 def build(target: LM, args: argparse.Namespace) -> Drafter:
     """The drafter that the settled arguments ask for. Their ``dtype`` is that of a draft model's weights."""
-    drafter = CHOICES[args.drafter].build(target, args)
+    drafter = parallel.everywhere(CHOICES[args.drafter].build(target, args), target.mesh)
     return d.Adaptive(drafter, POLICIES[args.adaptive].build(target, args)) if args.adaptive else drafter
 
 

@@ -48,6 +48,15 @@ def _add_decoding(add: Callable) -> None:
     add("--block-width", type=int, metavar="N",
         help="tokens of every call of the target, at least K + 1; with one width a greedy text doesn't depend on the "
         "drafter, even in bfloat16 (by default the narrowest block that serves)")  # fmt: skip
+    add_sampling(add)
+    model_flags.add_numbers(add)
+    add(
+        "--logprobs", type=int, metavar="N", help="record each token's log-probability and the N likeliest tokens there"
+    )
+
+
+def add_sampling(add: Callable) -> None:
+    """The flags of sampling, limits and stops, by the names of ``specjax.Options``."""
     add("--max-new-tokens", type=int, default=128, help="-1: up to the model's context (%(default)s)")
     add("--min-new-tokens", type=int, help="new tokens before a stop token or a stop string may end a completion")
     add("--temperature", type=float, help="0 is greedy (0.0)")
@@ -63,10 +72,6 @@ def _add_decoding(add: Callable) -> None:
     add("--ignore-eos", action="store_true", help="end-of-text tokens do not end a completion")
     add("--allow-unknown-ids", action="store_true", help="also allow ids that the model has and its tokenizer lacks")
     add("--seed", type=seed, default=0, help="prompt i uses seed + i; 'random' draws and prints a seed (%(default)s)")
-    model_flags.add_numbers(add)
-    add(
-        "--logprobs", type=int, metavar="N", help="record each token's log-probability and the N likeliest tokens there"
-    )
 
 
 def _add_output(add: Callable) -> None:

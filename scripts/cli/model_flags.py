@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from cli import choices
+from cli import choices, distributed_flags
 from cli.parser import Parser
 from specjax.checkpoints.load import load
 from specjax.models import parallel
@@ -47,17 +47,13 @@ def add_numbers(add: Callable) -> None:
     add("--quantize", choices=KINDS, help="store the target's weights in eight bits (the draft's: --quantize-draft)")
     add("--kv-dtype", choices=("int8",), help="store the caches in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
-
-
-def add_overcommit(add: Callable) -> None:
-    """The flag of an engine that gives requests cache pages as they grow."""
-    add("--overcommit", action="store_true", help="give requests cache pages as they grow, so that more run at once; "
-        "if pages run out, the youngest one waits in the host's memory")  # fmt: skip
+    distributed_flags.add_all(add)
 
 
 def settle(args: argparse.Namespace) -> None:
     """Settles the drafter and K. Raises ValueError if the flags contradict each other."""
     choices.settle(args)
+    distributed_flags.check(args)
     if args.drafter == "none" and args.num_speculative_tokens:
         raise ValueError(
             f"--num-speculative-tokens {args.num_speculative_tokens} is the length of drafts, and --drafter none "
@@ -80,4 +76,6 @@ def with_drafter(args: argparse.Namespace, name: str) -> argparse.Namespace:
 def load_model(args: argparse.Namespace) -> LM:
     """The model that the flags name. Raises as ``specjax.load``."""
     mesh = None if args.devices == 1 else parallel.mesh(args.devices)
+    if args.distributed is not None:
+        mesh = parallel.mesh()
     return load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from specjax.report import progress
 
+INTERRUPTED = 130  # the exit code that a shell gives to a program that SIGINT (2) ended
 CLOSED_PIPE = 141  # the exit code that a shell gives to a program that SIGPIPE (13) ended
 # Modules that come with an extra: who needs them, and the extra.
 EXTRAS = {
     "matplotlib": ("the pictures need", "plots"),
     "httpx": ("sending requests to an address needs", "test"),
+    "ray": ("--ray needs", "ray"),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "starlette"), ("the server needs", "serve")),
 }
 
@@ -63,8 +65,8 @@ def refusing(action: Callable[[], int | None]) -> int:
       action: the script, the parsing of its arguments included. It returns an exit code; None is 0.
 
     Returns:
-      The exit code of the script: that of ``action``. 2, after one sentence on stderr, if the request can't be met. 141
-      if the reader of the output has closed the pipe.
+      The exit code of the script: that of ``action``. 2, after one sentence on stderr, if the request can't be met. 130
+      after Ctrl-C. 141 if the reader of the output has closed the pipe.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -86,6 +88,8 @@ def _refusing(action: Callable[[], int | None]) -> int:
         return action() or 0
     except BrokenPipeError:
         raise
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except ModuleNotFoundError as problem:
         if problem.name not in EXTRAS:
             raise

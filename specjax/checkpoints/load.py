@@ -52,7 +52,8 @@ def load(
       kv_dtype: "int8" stores cached keys and values in eight bits, with one float32 scale per head and token. None:
         they are stored in ``dtype``.
       mesh: the devices that share the model. Each tensor goes straight to the devices, in parts; see
-        :mod:`specjax.models.parallel`. None: one device.
+        :mod:`specjax.models.parallel`. Of safetensors and of specjax's own folders, each of several processes reads its
+        own parts alone. None: one device.
 
     Raises:
       FileNotFoundError: there is no such model; the message says which names and paths work.
@@ -73,7 +74,11 @@ def load(
     else:
         source = open_source(path)
         config, tokenizer = source.config, source.tokenizer
-        params = source.fill(dtype, parallel.placement(config, mesh, quantize))
+        params = (
+            source.fill_parts(mesh, dtype, quantize)
+            if mesh is not None and parallel.spans_processes(mesh)
+            else source.fill(dtype, parallel.placement(config, mesh, quantize))
+        )
     config, sharding = _with_stop_token(config, tokenizer), parallel.cache_sharding(mesh)
     return LM(config, params, tokenizer, kv_dtype, sharding, str(name_or_path))
 

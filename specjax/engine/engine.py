@@ -60,6 +60,8 @@ class Engine:
       max_waiting: how many requests may wait for a slot.
       max_logprobs: the most likeliest tokens that a request may ask for at each position.
       max_listed: the most entries of a request's ``logit_bias`` or ``allowed_token_ids``.
+      calls: ``Replica.calls()`` of :mod:`specjax.distributed` runs the engine's programs over several processes. None:
+        this process runs them.
 
     Raises:
       ValueError: an argument can't be used. Nothing has run on the device by then.
@@ -83,6 +85,7 @@ class Engine:
         max_logprobs: int = 20,
         max_listed: int = 512,
         lossy: bool = False,
+        calls: Any = None,
     ):
         if not isinstance(lm, LM):
             raise ValueError(f"lm must be a model, as specjax.load gives it, got {lm!r}")
@@ -95,6 +98,8 @@ class Engine:
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
             raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+        if overcommit and calls is not None:
+            raise ValueError("overcommit=True needs the memory of one host: an engine over processes can't have it")
         drafter = drafters.auto(lm) if drafter == "auto" else drafter
         self.lm, self.max_waiting, self.prefix_cache = lm, max_waiting, prefix_cache
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
@@ -119,7 +124,8 @@ class Engine:
         self.kv_tokens = pages * PAGE  # that fit into all pages
         self.longest = sizes.longest(self.capacity, self.kv_tokens, headroom)  # the most tokens of one request
         self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
-        self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, paced=not exact)
+        self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, paced=not exact, calls=calls)
+        self.programs = self._loop.programs
         self._commands, self._closing = Commands(), False
         self._lock = threading.RLock()  # guards the two fields below; what a callback submits takes it once more
         self._open, self._entered = True, 0
@@ -204,7 +210,8 @@ class Engine:
           that fails, stands the error that :meth:`submit` or :meth:`Handle.result` raised. The other requests go on.
 
         Raises:
-          EngineClosedError: the engine is closed, or ended before the requests.
+          EngineClosedError: the engine was closed before the last request was taken; the results of those that it had
+            taken come first. Or the engine has ended by an error.
         """
         return results(self, requests)
 

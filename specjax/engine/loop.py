@@ -52,16 +52,18 @@ class Loop:
       headroom: the number of cache entries that a round needs past the tokens of a request.
       overcommit: whether requests get pages as they grow, in place of all pages at once.
       paced: whether rounds draft fewer tokens, or none, while that is faster.
+      calls: runs the programs over several processes; None: this process runs them.
     """
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, overcommit: bool, paced: bool = False
+        self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, overcommit: bool, paced: bool = False,
+        calls: Any = None,
     ):
         self.decoder, self.limits, self.chunk = decoder, limits, chunk
         self.decoders = by_length(decoder) if paced else {decoder.num_speculative_tokens: decoder}
         self.pace = Pace(self.decoders)
         self.headroom, self.overcommit = headroom, overcommit
-        self.programs = programs.programs_of(decoder, limits)
+        self.programs = calls or programs.programs_of(decoder, limits)
         self.state: Any = self.programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
         self.widths = _widths(chunk, self.width)

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from specjax.decode import prefill, random, rows
 from specjax.decode import round as rounds
 from specjax.decode.decoder import Decoder
-from specjax.decode.likeliest import Top
+from specjax.decode.likeliest import Top, likeliest
 from specjax.decode.sampling import NO_TOKEN, SamplingParams
 from specjax.decode.types import DecodeState, Request
 from specjax.engine.layout import Layout, layout_of
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
+from specjax.models.model import Model
 
 
 class Row(NamedTuple):
@@ -85,6 +86,8 @@ class Programs(NamedTuple):
     write_pages: Callable
     resumed: Callable
     round: Callable
+    scoring_cache: Callable
+    score: Callable
 
 
 def programs_of(decoder: Decoder, limits: Limits) -> Programs:
@@ -113,14 +116,21 @@ def _compiled(layout: Layout) -> Programs:
         write_pages=jax.jit(write_pages, donate_argnames="state", out_shardings=state),
         resumed=jax.jit(resumed, out_shardings=whole),
         round=jax.jit(round, static_argnames="full", donate_argnames="state", out_shardings=(state, whole)),
+        scoring_cache=jax.jit(scoring_cache, static_argnames="room"),
+        score=jax.jit(score, static_argnames="count", donate_argnames="cache"),
     )
 
 
 def empty(decoder: Decoder, limits: Limits) -> DecodeState:
     """The engine's state without any request: no row is active, and every table holds null pages alone."""
-    vocab, slots = decoder.target.vocab_size, limits.slots
+    return _before_prefill(decoder, idle(decoder.target.vocab_size, limits), limits.pages)
+
+
+def idle(vocab: int, limits: Limits) -> Row:
+    """The rows of slots without a request. Every request's row has the same tree."""
+    slots = limits.slots
     zeros = jnp.zeros(slots, jnp.int32)
-    idle = Row(
+    return Row(
         key=jnp.zeros((slots, 2), jnp.uint32),
         sampling=SamplingParams(jnp.zeros(slots)).full(vocab, limits.lists, limits.lists, limits.stops),
         stop_ids=jnp.full((slots, limits.stops), NO_TOKEN, jnp.int32),
@@ -129,7 +139,6 @@ def empty(decoder: Decoder, limits: Limits) -> DecodeState:
         tokens=jnp.zeros((slots, limits.tokens), jnp.int32),
         table=zeros[:, None],
     )
-    return _before_prefill(decoder, idle, limits.pages)
 
 
 def stage(decoder: Decoder, row: Row) -> DecodeState:
@@ -225,6 +234,23 @@ def round(decoder: Decoder, state: DecodeState, full: bool) -> tuple[DecodeState
     numbers = jnp.concatenate([jnp.stack([jnp.asarray(x, jnp.int32) for x in counts], axis=1), info.tokens], axis=1)
     packed = Packed(numbers, info.logprobs if full else None, info.top if full else None)
     return state._replace(request=request), packed
+
+
+def scoring_cache(lm: Model, room: int) -> KVCache:
+    """A cache for one text of up to ``room`` tokens, outside of the engine's pages."""
+    return lm.alloc_cache(1, room)
+
+
+def score(lm: Model, cache: KVCache, part: Any, start: Any, count: int) -> tuple[KVCache, jax.Array, Top]:
+    """Reads all but the last token of i32[1, N + 1] ``part``, from position i32[1] ``start`` on.
+
+    Returns:
+      The cache, and for the last N tokens of ``part`` f32[N] log-probabilities and the ``count`` likeliest tokens.
+    """
+    out = lm(part[:, :-1], kv.with_lengths(cache, start))
+    laws = jax.nn.log_softmax(out.logits[0].astype(jnp.float32), axis=-1)
+    chosen = jnp.take_along_axis(laws, part[0, 1:, None], axis=1)[:, 0]
+    return out.cache, chosen, likeliest(laws, count)
 
 
 def caches(state: Any) -> list[KVCache]:

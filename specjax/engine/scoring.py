@@ -4,15 +4,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax.decode.likeliest import Top, likeliest
+from specjax.decode.likeliest import Top
 from specjax.engine.engine import Engine
 from specjax.generation import logprobs
 from specjax.models import cache as kv
-from specjax.models.cache import KVCache
-from specjax.models.lm import LM
 
 # The tokens that one call reads. Each call holds the logits of so many tokens.
 CHUNK = 64
@@ -55,21 +52,7 @@ def score(engine: Engine, tokens: list[int], count: int) -> list[tuple[float, li
     return found[: len(tokens) - 1]
 
 
-def _chunk(engine: Engine, cache: KVCache | None, room: int, part: np.ndarray, start: int) -> tuple[KVCache, Any, Top]:
+def _chunk(engine: Engine, cache: Any, room: int, part: np.ndarray, start: int) -> tuple[Any, Any, Top]:
     """Called by the engine's thread: dispatches the call for i32[1, CHUNK + 1] ``part`` at position ``start``."""
-    cache = _empty(engine.lm, room) if cache is None else cache
-    return _read(engine.lm, cache, part, np.array([start], np.int32), engine.max_logprobs)
-
-
-@partial(jax.jit, static_argnames=("room",))
-def _empty(lm: LM, room: int) -> KVCache:
-    return lm.alloc_cache(1, room)
-
-
-@partial(jax.jit, static_argnames=("count",), donate_argnames=("cache",))
-def _read(lm: LM, cache: KVCache, part: Any, start: Any, count: int) -> tuple[KVCache, jax.Array, Top]:
-    """The cache, and for the last CHUNK tokens of ``part`` f32[CHUNK] log-probabilities and the likeliest tokens."""
-    out = lm(part[:, :-1], kv.with_lengths(cache, start))
-    laws = jax.nn.log_softmax(out.logits[0].astype(jnp.float32), axis=-1)
-    chosen = jnp.take_along_axis(laws, part[0, 1:, None], axis=1)[:, 0]
-    return out.cache, chosen, likeliest(laws, count)
+    cache = engine.programs.scoring_cache(engine.lm, room) if cache is None else cache
+    return engine.programs.score(engine.lm, cache, part, np.array([start], np.int32), engine.max_logprobs)

@@ -21,6 +21,7 @@ def results(engine: "Engine", requests: Iterable[Any]) -> Iterator[tuple[int, Re
     window, source = min(2 * engine.limits.slots, engine.max_waiting), enumerate(requests)
     pending: dict[Handle, int] = {}  # the requests in the engine, and their indices
     kept: tuple[int, Any] | None = None  # a request that found the queue full
+    closed: EngineClosedError | None = None  # somebody has closed the engine; the requests in it may end
     try:
         while True:
             while len(pending) < window and (given := kept or next(source, None)) is not None:
@@ -30,14 +31,18 @@ def results(engine: "Engine", requests: Iterable[Any]) -> Iterator[tuple[int, Re
                 except QueueFullError:
                     kept = given
                     break
-                except EngineClosedError:
-                    raise
+                except EngineClosedError as error:
+                    if engine.error is not None:
+                        raise
+                    closed, source = error, enumerate(())
                 except Exception as error:
                     yield index, error
                 else:
                     pending[handle] = index
                     handle.when_done(done.put)
             if not (pending or kept):
+                if closed is not None:
+                    raise closed
                 return
             try:
                 handle = done.get(timeout=RETRY if kept else None)
@@ -50,7 +55,12 @@ def results(engine: "Engine", requests: Iterable[Any]) -> Iterator[tuple[int, Re
 
 
 def _checked(request: Any) -> dict[str, Any]:
-    """The arguments of ``Engine.submit``. Raises ValueError if they are no mapping with a prompt."""
+    """The arguments of ``Engine.submit``. Raises ValueError if they are no mapping with a prompt.
+
+    An exception in the place of a request says why the request could not be made, and is raised.
+    """
+    if isinstance(request, Exception):
+        raise request
     if not isinstance(request, Mapping) or "prompt" not in request:
         raise ValueError(
             f'a request must be a dict of the arguments of Engine.submit, with the key "prompt", got {request!r}'

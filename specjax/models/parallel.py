@@ -33,6 +33,11 @@ def mesh(count: int | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]), ("model",), axis_types=(AxisType.Auto,))
 
 
+def spans_processes(mesh: Mesh) -> bool:
+    """Whether some of the mesh's devices belong to another process."""
+    return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
+
+
 def check(config: ModelConfig, mesh: Mesh) -> None:
     """Raises ValueError unless the mesh has one axis and every size that is cut is a multiple of its devices."""
     if len(mesh.axis_names) != 1:
@@ -73,6 +78,24 @@ def cache_sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))
 
 
+def put(leaf: Any, where: Any) -> Any:
+    """The leaf on its devices. ``where`` is a sharding, of a Quantized a Quantized of two; None: the default device.
+
+    Of devices that belong to other processes, each process fills its own. Every process must have the same leaf.
+    """
+    if isinstance(where, NamedSharding) and not where.is_fully_addressable and not _placed(leaf, where):
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+    if quantized.is_quantized(where):
+        return quantized.Quantized(put(leaf.values, where.values), put(leaf.scale, where.scale))
+    return jax.device_put(leaf, where)
+
+
+def _placed(leaf: Any, where: NamedSharding) -> bool:
+    """Whether an array lies on the devices of a sharding already, in whatever parts."""
+    return isinstance(leaf, jax.Array) and leaf.sharding.device_set == where.device_set
+
+
 def placement(config: ModelConfig, mesh: Mesh | None = None, quantize: str | None = None) -> Callable:
     """A function (path, host array) -> leaf that puts each weight on its devices. A device gets only its own part.
 
@@ -87,13 +110,11 @@ def placement(config: ModelConfig, mesh: Mesh | None = None, quantize: str | Non
     if mesh is not None:
         check(config, mesh)
 
-    def put(path, leaf):
-        return jax.device_put(leaf, None if mesh is None else sharding(path, leaf, mesh))
-
     def place(path, leaf):
-        leaf = put(path, leaf)
+        leaf = put(leaf, None if mesh is None else sharding(path, leaf, mesh))
         if quantize is not None and quantized.is_matrix(config, path):
-            leaf = put(path, quantized.quantize(leaf, quantize))
+            leaf = quantized.quantize(leaf, quantize)
+            leaf = put(leaf, None if mesh is None else sharding(path, leaf, mesh))
         # Without the wait, the next tensor would be read while this one's original is still held.
         return jax.block_until_ready(leaf)
 
@@ -117,4 +138,21 @@ def replicate(lm: LM, mesh: Mesh | None) -> LM:
     if mesh is None:
         return lm
     whole = NamedSharding(mesh, PartitionSpec())
-    return dataclasses.replace(lm, params=jax.device_put(lm.params, whole), cache_sharding=whole)
+    return dataclasses.replace(lm, params=everywhere(lm.params, mesh), cache_sharding=whole)
+
+
+def everywhere(tree: Any, mesh: Mesh | None) -> Any:
+    """The tree with each array, and each model, whole on every device of the mesh: a drafter beside a cut target.
+
+    What lies on the mesh already stays as it is. None: the tree as it is.
+    """
+    if mesh is None:
+        return tree
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def beside(part: Any) -> Any:
+        if isinstance(part, LM):
+            return part if part.mesh is not None else replicate(part, mesh)
+        return part if _placed(part, whole) else put(part, whole)
+
+    return jax.tree.map(beside, tree, is_leaf=lambda part: isinstance(part, LM))

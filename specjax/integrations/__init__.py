@@ -1,0 +1,1 @@
+"""specjax inside of other systems. Each module needs an extra."""
