@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes_cases import DRAFTERS, ENGINE, LM, OPTIONS, PROMPTS, ROWS
+from processes_cases import DRAFTERS, ENGINE, LM, OPTIONS, PROMPTS, ROWS, SAMPLED
 
 import specjax
 from specjax.distributed.watch import EXIT
@@ -91,7 +91,7 @@ def test_processes_have_the_tokens_of_one(size):
             expected = alone(one["drafter"], PROMPTS[:1], **{k: v for k, v in OPTIONS.items() if "spec" not in k})[0]
         else:
             sizes["block_width"] = 1 if one["drafter"] == "plain" else 4
-            rows = [dict(row) for row in ROWS]
+            rows = [dict(row) for row in (*ROWS, SAMPLED, {**SAMPLED, "seed": 7})]
             expected = [alone(one["drafter"], [row.pop("prompt")], **sizes, **row)[0] for row in rows]
         assert one["tokens"] == expected, one
     for rank in every[1:]:

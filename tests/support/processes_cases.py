@@ -16,3 +16,4 @@ ROWS = [
     dict(prompt=[*range(40)] * 3, seed=5, max_new_tokens=12, top_p=0.8, temperature=0.7, logprobs=2),
     dict(prompt=[7], max_new_tokens=9),
 ]
+SAMPLED = dict(prompt=[5, 6, 7] * 30, seed=6, temperature=1.0, max_new_tokens=10)  # two samples of it are asked for

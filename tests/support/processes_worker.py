@@ -11,7 +11,7 @@ rank, size, port, way = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], "".join
 times = dict(silence=3) if way == "silent" else dict(stuck=4) if way == "hang" else {}
 replica = distributed.join(f"127.0.0.1:{port}", size, rank, **times)
 
-from processes_cases import DRAFTERS, ENGINE, LM, OPTIONS, PROMPTS, ROWS  # noqa: E402  (JAX has found its devices)
+from processes_cases import DRAFTERS, ENGINE, LM, OPTIONS, PROMPTS, ROWS, SAMPLED  # noqa: E402  (JAX has found its devices)
 
 import specjax  # noqa: E402
 from specjax.models import parallel  # noqa: E402
@@ -75,7 +75,7 @@ def run():
         endless(engines[0])
     else:
         for name, one in zip(names, engines, strict=True):
-            handles = [one.submit(**row) for row in ROWS]
+            handles = [*(one.submit(**row) for row in ROWS), *one.submit_many(**SAMPLED, n=2)]
             say(by="engine", drafter=name, tokens=[handle.result().tokens[0] for handle in handles])
     for one in engines:
         one.close()
