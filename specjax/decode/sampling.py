@@ -257,7 +257,7 @@ def _largest_threshold(order: jax.Array, enough: Callable, bits: int) -> jax.Arr
         return threshold | (passed << shift)
 
     start = jnp.zeros((*order.shape[:-1], 1), jnp.uint32)
-    return lax.fori_loop(0, passes, set_digit, start)
+    return lax.fori_loop(0, passes, set_digit, start, unroll=tuning.search_unrolled())
 
 
 def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:

@@ -14,17 +14,27 @@ MOST_KERNEL_PROGRAMS = 264
 # sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048
 
-# The most rows of a vocabulary for which a GPU searches a filter's threshold by digits of four bits, not of two.
+# The most rows of a vocabulary for which a GPU searches a filter's threshold by digits of four bits, not of two
+# (docs/lab/filters.md).
 WIDE_DIGITS_TO = 2
 
 
 def search_digit(rows: int) -> int:
-    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4.
+    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4, divisors of 32.
 
     A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU a pass over one row waits for
-    memory, not for arithmetic, so half as many passes take half as long.
+    memory, not for arithmetic, so fewer passes take less time.
     """
     return 4 if rows <= WIDE_DIGITS_TO and jax.default_backend() == "gpu" else 2
+
+
+def search_unrolled() -> bool:
+    """Whether the passes of that search are written out, in place of a loop.
+
+    On a GPU a pass takes some 4 us, and its share of a loop 15 us more. On a CPU the loop costs nothing, and programs
+    compile faster with it.
+    """
+    return jax.default_backend() == "gpu"
 
 
 def least_tokens(lm: Any, batch: int) -> int:

@@ -230,10 +230,11 @@ def test_unused_transforms_leave_no_trace_in_the_program():
     assert requests.sampling_params(Options(), 2, 5)[1:] == SamplingParams(temperature=None)[1:]
 
 
-@pytest.mark.parametrize("width", [2, 4])
-def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width):
+@pytest.mark.parametrize("width, unrolled", [(2, False), (4, True)])
+def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width, unrolled):
     """Of random and of tied logits, by their definitions. Sums of probabilities that are powers of two are exact."""
     monkeypatch.setattr(sampling.tuning, "search_digit", lambda rows: width)
+    monkeypatch.setattr(sampling.tuning, "search_unrolled", lambda: unrolled)
     rng = np.random.default_rng(0)
     x = np.log(2.0 ** -rng.integers(1, 9, (64, 2, 40))).astype(np.float32)
     x[rng.random(x.shape) < 0.3] = -np.inf
