@@ -20,9 +20,9 @@ WIDE_DIGITS_TO = 2
 
 
 def search_digit(rows: int) -> int:
-    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4, divisors of 32.
+    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4.
 
-    A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU a pass over one row waits for
+    Both divide 32, so no digit is cut. A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU a pass over one row waits for
     memory, not for arithmetic, so fewer passes take less time.
     """
     return 4 if rows <= WIDE_DIGITS_TO and jax.default_backend() == "gpu" else 2
