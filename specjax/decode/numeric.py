@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,11 @@ SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # most devices treat smaller 
 
 def is_int(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def are_ints(values: Iterable[Any]) -> bool:
+    """Whether every value is an integer. It looks at each type once, because prompts may be long."""
+    return all(issubclass(kind, numbers.Integral) and kind is not bool for kind in set(map(type, values)))
 
 
 def is_real(value: Any) -> bool:

@@ -33,9 +33,9 @@ def check_prompts(lm: LM, prompts: Sequence[Sequence[int]]) -> None:
     """Raises ValueError if a prompt holds an id that the tokenizer lacks."""
     known = known_ids(lm)
     for row, ids in enumerate(prompts):
-        unknown = [] if known is None else [token for token in ids if not known[token]]
-        if unknown:
+        if known is not None and not known[ids].all():
+            unknown = next(token for token in ids if not known[token])
             raise ValueError(
-                f"prompt {row} has token id {unknown[0]}, which the tokenizer lacks: the model has a row for this id, "
+                f"prompt {row} has token id {unknown}, which the tokenizer lacks: the model has a row for this id, "
                 f"but the row is padding that was never trained; {ALLOW}"
             )

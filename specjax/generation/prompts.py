@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import are_ints, is_int
 from specjax.models.lm import LM
 from specjax.text.chat import is_conversation
 
@@ -15,7 +15,9 @@ def on_host(prompts: Any) -> Any:
     """The same prompts, with Python lists and numbers in place of JAX arrays."""
     if isinstance(prompts, jax.Array):
         return np.asarray(prompts).tolist()
-    return [on_host(prompt) for prompt in prompts] if isinstance(prompts, list | tuple) else prompts
+    if not isinstance(prompts, list | tuple) or are_ints(prompts):
+        return prompts
+    return [on_host(prompt) for prompt in prompts]
 
 
 def listed(prompts: Any) -> list:
@@ -66,10 +68,10 @@ def encode_prompts(
     for row, prompt in enumerate(prompts):
         if isinstance(prompt, str) or is_conversation(prompt):
             ids = _text_ids(lm, row, prompt, chat or not isinstance(prompt, str), parse_special, template)
-        elif isinstance(prompt, Sequence | np.ndarray) and all(is_int(token) for token in prompt):
+        elif isinstance(prompt, Sequence | np.ndarray) and are_ints(prompt):
             if chat:
                 raise ValueError(f"chat=True needs text prompts, but prompt {row} is a list of token ids")
-            ids = [int(token) for token in prompt]
+            ids = list(map(int, prompt))
         else:
             raise ValueError(
                 f"prompt {row} must be a string, a conversation or a list of token ids, got {prompt!r}"
@@ -103,11 +105,11 @@ def _check_ids(lm: LM, row: int, ids: list[int]) -> None:
     """Raises ValueError if a prompt is empty, longer than the model's context, or has an id outside the vocabulary."""
     if not ids:
         raise ValueError(f"prompt {row} is empty; give at least one token")
-    outside = [token for token in ids if not 0 <= token < lm.vocab_size]
-    if outside:
-        text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside[0])!r})"
+    if min(ids) < 0 or max(ids) >= lm.vocab_size:
+        outside = next(token for token in ids if not 0 <= token < lm.vocab_size)
+        text = "" if lm.tokenizer is None else f" ({lm.tokenizer.token_str(outside)!r})"
         raise ValueError(
-            f"prompt {row} has token id {outside[0]}{text}, outside the model's vocabulary of {lm.vocab_size}"
+            f"prompt {row} has token id {outside}{text}, outside the model's vocabulary of {lm.vocab_size}"
         )
     if len(ids) > lm.max_positions:
         raise ValueError(

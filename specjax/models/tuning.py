@@ -15,15 +15,15 @@ MOST_KERNEL_PROGRAMS = 264
 TWO_TOKENS_FROM = 2048
 
 # The most rows of a vocabulary for which a GPU searches a filter's threshold by digits of four bits, not of two
-# (docs/lab/filters.md).
+# (docs/lab/tried-and-dropped.md).
 WIDE_DIGITS_TO = 2
 
 
 def search_digit(rows: int) -> int:
     """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4.
 
-    Both divide 32, so no digit is cut. A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU a pass over one row waits for
-    memory, not for arithmetic, so fewer passes take less time.
+    Both divide 32, so no digit is cut. A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU
+    a pass over one row waits for memory, not for arithmetic, so fewer passes take less time.
     """
     return 4 if rows <= WIDE_DIGITS_TO and jax.default_backend() == "gpu" else 2
 

@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 
 def is_conversation(value: Any) -> bool:
     """Whether a prompt is a conversation: a list with at least one message in it."""
-    return isinstance(value, list | tuple) and bool(value) and any(isinstance(part, Mapping) for part in value)
+    return isinstance(value, list | tuple) and any(issubclass(kind, Mapping) for kind in set(map(type, value)))
 
 
 def render(template: str, variables: Mapping[str, Any], date: str | None = None) -> str:
