@@ -8,6 +8,7 @@ Every time stands beside its floor: the bytes that must be read, over the read b
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +61,30 @@ def _parser() -> Parser:
     add("--target", choices=SHAPES, default="llama-3.1-8b", help="shape of the target (%(default)s)")
     add("--draft", choices=SHAPES, default="llama-3.2-1b", help="shape of the draft model (%(default)s)")
     add("--alpha", type=float, default=0.8, help="share of tokens that the draft predicts right (%(default)s)")
+    _add_heads(add)
+    add("--batch", type=int, default=1, help="B, the number of prompts (%(default)s)")
+    add("--num-speculative-tokens", type=int, default=5, help="K (%(default)s)")
+    add("--prompt-length", type=int, default=128, help="tokens of each prompt (%(default)s)")
+    add("--max-new-tokens", type=int, default=256, help="new tokens of each prompt (%(default)s)")
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
+        help="dtype of the weights (%(default)s)")  # fmt: skip
+    add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
+    add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
+    add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
+    add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
+        help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
+    _add_modes(add)
+    add("--peers", nargs="+", choices=peers.NAMES, default=(),
+        help="other implementations to time on the same weights, at B = 1, greedy")  # fmt: skip
+    add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout of gpt-fast at commit 091515a")
+    parser.add_compilation_cache()
+    add("--json", metavar="FILE", help="also write the figures to this file, row by row")
+    return parser
+
+
+def _add_heads(add: Callable) -> None:
+    """The flags of rounds that an EAGLE-3 head drafts."""
     add(
         "--drafter",
         choices=("draft-model", "eagle3"),
@@ -89,18 +114,10 @@ def _parser() -> Parser:
         metavar=("BREADTH", "NODES"),
         help="for eagle3: nodes of a dynamic tree that get children at each depth, and nodes of a tree (%(default)s)",
     )
-    add("--batch", type=int, default=1, help="B, the number of prompts (%(default)s)")
-    add("--num-speculative-tokens", type=int, default=5, help="K (%(default)s)")
-    add("--prompt-length", type=int, default=128, help="tokens of each prompt (%(default)s)")
-    add("--max-new-tokens", type=int, default=256, help="new tokens of each prompt (%(default)s)")
-    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
-        help="dtype of the weights (%(default)s)")  # fmt: skip
-    add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
-    add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
-    add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
-    add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
-        help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
+
+
+def _add_modes(add: Callable) -> None:
+    """The flags that single modes read."""
     add("--exit-layer", type=int, help="for early-exit: how many layers draft; a quarter of the target's by default")
     add("--corpus", type=int, default=2_000_000, help="for drafters: how many random tokens retrieval searches")
     add(
@@ -120,12 +137,6 @@ def _parser() -> Parser:
     add("--sweep-tokens", type=int, nargs="+", default=tuple(range(1, 9)), help="for sweep: every K to time")
     add("--sweep-check-alphas", type=float, nargs="*", default=(0.6,),
         help="for sweep: further acceptance rates at which the tokens of a round are measured")  # fmt: skip
-    add("--peers", nargs="+", choices=peers.NAMES, default=(),
-        help="other implementations to time on the same weights, at B = 1, greedy")  # fmt: skip
-    add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout of gpt-fast at commit 091515a")
-    parser.add_compilation_cache()
-    add("--json", metavar="FILE", help="also write the figures to this file, row by row")
-    return parser
 
 
 def parse(argv) -> argparse.Namespace:

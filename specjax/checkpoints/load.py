@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from convert import checkpoint, default_model, llama_weights
 from convert.part import Part
-from convert.source import open_source
+from convert.source import Source, open_source
 from specjax.models import parallel, quantized
 from specjax.models.configs import ModelConfig
 from specjax.models.lm import LM
@@ -73,14 +73,16 @@ def load(
         config, params, tokenizer = checkpoint.restore(path, dtype, quantize, mesh)
     else:
         source = open_source(path)
-        config, tokenizer = source.config, source.tokenizer
-        params = (
-            source.fill_parts(mesh, dtype, quantize)
-            if mesh is not None and parallel.spans_processes(mesh)
-            else source.fill(dtype, parallel.placement(config, mesh, quantize))
-        )
+        config, params, tokenizer = source.config, _filled(source, dtype, quantize, mesh), source.tokenizer
     config, sharding = _with_stop_token(config, tokenizer), parallel.cache_sharding(mesh)
     return LM(config, params, tokenizer, kv_dtype, sharding, str(name_or_path))
+
+
+def _filled(source: Source, dtype, quantize: str | None, mesh: Mesh | None) -> dict:
+    """The weights of a checkpoint of another format, on their devices."""
+    if mesh is not None and parallel.spans_processes(mesh):
+        return source.fill_parts(mesh, dtype, quantize)
+    return source.fill(dtype, parallel.placement(source.config, mesh, quantize))
 
 
 def _with_stop_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specjax import drafters
+from specjax.decode.decoder import Decoder
 from specjax.engine import sizes
 from specjax.engine.commands import Commands
 from specjax.engine.errors import EngineClosedError, QueueFullError
@@ -89,15 +90,10 @@ class Engine:
     ):
         if not isinstance(lm, LM):
             raise ValueError(f"lm must be a model, as specjax.load gives it, got {lm!r}")
-        for name, value in (("slots", slots), ("capacity", capacity), ("max_waiting", max_waiting)):
-            sizes.check_count(name, value)
-        for name, value in (("max_logprobs", max_logprobs), ("max_listed", max_listed)):
-            sizes.check_count(name, value, low=0)
-        for name, value in (("exact", exact), ("overcommit", overcommit), ("prefix_cache", prefix_cache)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
-        if prefill_chunk is not None and sizes.check_count("prefill_chunk", prefill_chunk) % PAGE:
-            raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+        sizes.check_counts(1, slots=slots, capacity=capacity, max_waiting=max_waiting)
+        sizes.check_counts(0, max_logprobs=max_logprobs, max_listed=max_listed)
+        sizes.check_switches(exact=exact, overcommit=overcommit, prefix_cache=prefix_cache)
+        sizes.check_chunk(prefill_chunk)
         if overcommit and calls is not None:
             raise ValueError("overcommit=True needs the memory of one host: an engine over processes can't have it")
         drafter = drafters.auto(lm) if drafter == "auto" else drafter
@@ -107,14 +103,7 @@ class Engine:
             drafter=drafter, verifier=verifier, num_speculative_tokens=num_speculative_tokens, lossy=lossy,
             block_width=block_width,
         )  # fmt: skip
-        decoder = job_for(lm, [0], Options(**self.fixed, allow_unknown_ids=True)).decoder
-        if exact and decoder.plan.shared_shapes:
-            raise ValueError(
-                f"{type(drafter).__name__} drafts in calls whose shape depends on all requests, so a request's last "
-                "bits would depend on the others; pass exact=False, or another drafter"
-            )
-        width = decoder.plan.block if block_width is None and exact else block_width
-        self.decoder = dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
+        self.decoder = self._decoder(exact)
         self.capacity = min(capacity, lm.max_positions)
         chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
@@ -133,6 +122,17 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="specjax engine", daemon=True)
         self._thread.start()
         atexit.register(self.close, drain=False)  # a process must not end while a thread uses the device
+
+    def _decoder(self, exact: bool) -> Decoder:
+        """The decoder of all rounds. Raises ValueError if its drafter can't be exact and must be."""
+        decoder = job_for(self.lm, [0], Options(**self.fixed, allow_unknown_ids=True)).decoder
+        if exact and decoder.plan.shared_shapes:
+            raise ValueError(
+                f"{type(decoder.drafter).__name__} drafts in calls whose shape depends on all requests, so a request's "
+                "last bits would depend on the others; pass exact=False, or another drafter"
+            )
+        width = decoder.plan.block if decoder.block_width is None and exact else decoder.block_width
+        return dataclasses.replace(decoder, top_logprobs=self.max_logprobs, block_width=width)
 
     def submit(
         self,

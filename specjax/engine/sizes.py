@@ -22,6 +22,25 @@ def check_count(name: str, value: Any, low: int = 1) -> int:
     return int(value)
 
 
+def check_counts(low: int, **given: Any) -> None:
+    """Raises ValueError, which names the argument, unless all arguments are integers of at least ``low``."""
+    for name, value in given.items():
+        check_count(name, value, low)
+
+
+def check_switches(**given: Any) -> None:
+    """Raises ValueError, which names the argument, unless all arguments are True or False."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_chunk(prefill_chunk: Any) -> None:
+    """Raises ValueError unless the argument is None or a positive multiple of a page."""
+    if prefill_chunk is not None and check_count("prefill_chunk", prefill_chunk) % PAGE:
+        raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+
+
 def longest(capacity: int, kv_tokens: int, headroom: int) -> int:
     """The most tokens of a request. Raises ValueError if not even the request of ``Engine.warmup`` fits."""
     found = min(capacity, kv_tokens - headroom)
