@@ -27,6 +27,11 @@ class Checks:
         """Raises RuntimeError if the pages of a loop don't add up, or if a published page has changed."""
         tickets = [ticket for ticket in [loop.staged, *loop.running] if ticket is not None]
         loop.pages.check([ticket.pages for ticket in tickets])
+        self.compare(loop)
+        _check_tables(loop)
+
+    def compare(self, loop: "Loop") -> None:
+        """Raises RuntimeError if a published page has changed since the last call. Remembers all published pages."""
         found = {}
         for key, page in loop.pages.published().items():
             entries = _entries(loop, page)
@@ -35,7 +40,6 @@ class Checks:
                 raise RuntimeError(f"page {page} holds a known prefix, and its entries have changed")
             found[key] = page, entries
         self._seen = found
-        _check_tables(loop)
 
 
 def _entries(loop: "Loop", page: int) -> list[bytes]:

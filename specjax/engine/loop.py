@@ -98,6 +98,8 @@ class Loop:
             swap.make_room(self)
         dispatched = any(self.running)
         if dispatched:
+            if self.checks:  # the round that follows must not change the pages that were just published
+                self.checks.compare(self)
             self._dispatch()
         while len(self.in_flight) > (1 if dispatched else 0):
             self._learn(self.in_flight.popleft())

@@ -69,6 +69,24 @@ def test_shared_pages_stay_as_prefill_wrote_them(drafter, monkeypatch):
         assert handle.cached_tokens == 128
 
 
+@pytest.mark.parametrize("checked", ["0", "1"])
+def test_a_row_that_ends_on_its_first_drafted_token_leaves_the_prompts_shared_page_alone(checked, monkeypatch):
+    """Of a prompt of 66 tokens the head's last entry but one is the last of a page that other requests find."""
+    monkeypatch.setenv("SPECJAX_CHECK", checked)
+    sizes = dict(slots=2, capacity=200, prefill_chunk=64, num_speculative_tokens=3)
+    with specjax.Engine(TARGET, drafter=HEAD, **sizes) as engine:
+        options = dict(prompt=TEXT[:66], max_new_tokens=9, temperature=1.0)
+        ended = engine.submit(allowed_token_ids=[7], eos_token_id=7, **options).result(300)
+        assert ended.finish_reasons == ["stop"] and ended.metrics[0].per_step_accepted == [1]
+        hit, miss = (engine.submit(cache_salt=salt, ignore_eos=True, **options) for salt in ("", "none"))
+        assert hit.result(300).tokens == miss.result(300).tokens
+        assert hit.result(300).metrics[0].to_dict() == miss.result(300).metrics[0].to_dict()
+        assert (hit.cached_tokens, miss.cached_tokens) == (64, 0)
+        pages = np.array(list(engine._loop.pages.published().values()))
+        entries = engine.between_rounds(lambda: programs.read_pages(engine._loop.state, pages)).result()
+        assert all(np.array_equal(*leaf) for leaf in jax.tree.leaves(entries))  # leaves [2, kv_heads, PAGE, head_dim]
+
+
 def test_a_head_that_catches_up_near_the_end_leaves_earlier_entries_of_a_paged_cache_alone():
     decoder = Decoder(TARGET, HEAD, Rejection(), 3)
     state = programs.empty(decoder, programs.Limits(slots=1, tokens=128, pages=4, stops=1, lists=1))
@@ -77,7 +95,7 @@ def test_a_head_that_catches_up_near_the_end_leaves_earlier_entries_of_a_paged_c
     cache = state.drafter.cache
     marked = cache.replace(keys=tuple(keys + 7 for keys in cache.keys), lengths=jnp.array([90]))
     own = HEAD.resume(TARGET, state.drafter._replace(cache=marked), state)
-    assert bool(own.ready[0]) and own.cache.lengths.tolist() == [108]
+    assert bool(own.ready[0]) and own.cache.lengths.tolist() == [109]
     assert (by_rows(own.cache.keys[0], own.cache.table)[:, :, :90] == 7).all()
 
 
