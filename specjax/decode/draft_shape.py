@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from specjax.decode import sampling
 from specjax.decode.arrays import row_at, span
@@ -30,6 +31,10 @@ class ChainShape:
     def below(self, flags: jax.Array) -> jax.Array:
         """Which drafted tokens have a flagged node before them: bool[B, N+1] of nodes to bool[B, N] of tokens."""
         return jnp.cumsum(flags[:, :-1], axis=1, dtype=jnp.int32) > 0
+
+    def leads_to(self, flags: jax.Array) -> jax.Array:
+        """Which nodes are flagged or have a flagged node below them: bool[B, N+1] to bool[B, N+1]."""
+        return lax.cummax(flags.astype(jnp.int32), axis=1, reverse=True) > 0
 
     def path(self, tokens: jax.Array, num_speculative_tokens: int) -> jax.Array:
         """The drafted tokens up to each node, that node included, then NO_TOKEN: i32[B, N] to i32[B, N+1, K]."""
@@ -62,6 +67,9 @@ class TreeShape:
     def below(self, flags: jax.Array) -> jax.Array:
         flagged = jnp.sum(self.ancestors & flags[:, None], axis=2, dtype=jnp.int32)  # [B, N+1] with the node itself
         return (flagged - flags.astype(jnp.int32))[:, 1:] > 0
+
+    def leads_to(self, flags: jax.Array) -> jax.Array:
+        return jnp.any(self.ancestors & flags[..., None], axis=1)
 
     def path(self, tokens: jax.Array, num_speculative_tokens: int) -> jax.Array:
         at_level = self.depth[..., None] == 1 + span(num_speculative_tokens)[None]  # [R, N+1, K]

@@ -9,6 +9,7 @@ not hold (block verification) adds the start of the round to its keys: see ``Ver
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,17 @@ TOKEN, DRAFT, ACCEPT = 0, 1, 2
 # compute random bits (``jax_threefry_partitionable``). This file fixes both, because another choice gives other tokens.
 # The kinds "rbg" and "unsafe_rbg" also give all rows of a batch the same noise.
 IMPLEMENTATION = "threefry2x32"
+
+
+class Apart(NamedTuple):
+    """Draft keys under which nodes of one depth draw independently if their parents differ (:func:`at_children`).
+
+    Plain draft keys let such nodes share the noise of their position. The verifier chooses: ``Coupled`` needs the
+    shared noise, and ``Traversal``, which may judge children of several nodes of one depth, needs independent noise.
+    """
+
+    # key[B]
+    keys: jax.Array
 
 
 def _settled(draw):
@@ -83,19 +95,48 @@ def wrapped(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
-def fold(keys: jax.Array, data) -> jax.Array:
-    """key[B] with ``data`` folded in. -> key[B].
+def fold(keys: Any, data) -> Any:
+    """key[B] with ``data`` folded in. -> key[B], or :class:`Apart` if ``keys`` are.
 
     Args:
-      keys: key[B].
+      keys: key[B], or :class:`Apart`.
       data: one integer for all rows, or i32[B].
     """
+    if isinstance(keys, Apart):
+        return Apart(fold(keys.keys, data))
     return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(jnp.asarray(data, jnp.int32), keys.shape))
 
 
-def at(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """The keys of absolute positions i32[B, T], made from the rows' keys key[B]. -> key[B, T]."""
-    return jax.vmap(lambda key, row: jax.vmap(lambda position: jax.random.fold_in(key, position))(row))(keys, positions)
+def shared(keys: Any) -> jax.Array:
+    """Draft keys as plain ones, key[B]: with these, nodes of one depth share the noise of their position."""
+    return keys.keys if isinstance(keys, Apart) else keys
+
+
+def at(keys: Any, positions: jax.Array) -> jax.Array:
+    """The keys of absolute positions i32[B, T], made from the rows' keys, key[B] or :class:`Apart`. -> key[B, T]."""
+    return jax.vmap(lambda key, row: jax.vmap(lambda position: jax.random.fold_in(key, position))(row))(
+        shared(keys), positions
+    )
+
+
+def at_children(keys: Any, positions: jax.Array, parents: int) -> jax.Array:
+    """The keys of the children of ``parents`` = W nodes of one depth, one key a parent.
+
+    Args:
+      keys: draft keys, key[B] or :class:`Apart`.
+      positions: i32[B], the absolute position of the children.
+      parents: W.
+
+    Returns:
+      key[B, 1] for plain keys: all share the key of the position. key[B, W] for :class:`Apart`; the first parent's
+      children have the key of the position.
+    """
+    own = at(keys, positions[:, None])  # [B, 1]
+    if not isinstance(keys, Apart) or parents == 1:
+        return own
+    # Fold in negative numbers: ranks are never negative, so no sibling (``siblings``) has such a key.
+    others = [fold(own[:, 0], -number)[:, None] for number in range(1, parents)]
+    return jnp.concatenate([own, *others], axis=1)
 
 
 def siblings(keys: jax.Array, ranks: jax.Array) -> jax.Array:

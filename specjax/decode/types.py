@@ -258,20 +258,21 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, target: Model, own: Any, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
+        self, target: Model, own: Any, state: DecodeState, keys: Any, num_speculative_tokens: int
     ) -> tuple[Draft, Any, KVCache]:
         """Up to K tokens after each row's last one.
 
         A token for absolute position n is drawn with ``random.at(keys, n)``.
 
         Siblings in a tree may share one draw of noise, as in Gumbel-top-k, or fold their rank in (``random.siblings``).
-        So may nodes of one depth with different parents: only one of these is ever judged.
+        The verifier says whether nodes of one depth with different parents may share noise, so a tree draws such nodes
+        with ``random.at_children``.
 
         Args:
           target: the target.
           own: the own state.
           state: the round's.
-          keys: key[B] to draw with.
+          keys: key[B], or ``random.Apart`` of them, to draw with: ``Verifier.draft_keys``.
           num_speculative_tokens: K.
 
         Returns:
@@ -295,8 +296,11 @@ class Verifier(Protocol):
     lossless: bool
     trees: bool  # whether it judges trees
 
-    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> jax.Array:
-        """The key[B] that drafters draw with, from the rows' keys and lengths i32[B]."""
+    def draft_keys(self, keys: jax.Array, lengths: jax.Array) -> Any:
+        """The key[B] that drafters draw with, from the rows' keys and lengths i32[B].
+
+        A verifier that may judge the children of several nodes of one depth returns ``random.Apart`` of these keys.
+        """
         ...
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:

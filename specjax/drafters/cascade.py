@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.decode import random, sampling
 from specjax.decode import round as rounds
-from specjax.decode import sampling
 from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import put
@@ -153,7 +153,9 @@ class Cascade(FixedWidth):
         No stop token ends a row there, only the new limit. The token buffer has room for one inner block more.
         """
         request = state.request._replace(
-            key=keys, stop_ids=jnp.full_like(state.request.stop_ids, sampling.NO_TOKEN), limit=state.lengths + size
+            key=random.shared(keys),
+            stop_ids=jnp.full_like(state.request.stop_ids, sampling.NO_TOKEN),
+            limit=state.lengths + size,
         )
         drafting = state._replace(
             request=request,

@@ -77,7 +77,7 @@ class Tree(Protocol):
         logits: jax.Array,
         carry: Any,
         state: DecodeState,
-        keys: jax.Array,
+        keys: Any,
         depth: int,
         vocab: int,
         temperature: float | None,
@@ -90,7 +90,7 @@ class Tree(Protocol):
           logits: f32[B, V'], the logits after each row's last token.
           carry: the carry of the first step.
           state: the round's state.
-          keys: key[B] to draw with.
+          keys: key[B], or ``random.Apart`` of them, to draw with (``random.at_children``).
           depth: K.
           vocab: V, the target's vocabulary size. Logits over fewer or more tokens are fitted to V.
           temperature: replaces the request's temperature. None: the request's. At 0 siblings are the best tokens in
@@ -153,7 +153,7 @@ def drawn_at_once(
     logits: jax.Array,
     tree_of_them: Any,
     state: DecodeState,
-    keys: jax.Array,
+    keys: Any,
     num_speculative_tokens: int,
     temperature: float | None,
 ) -> Draft:
@@ -191,9 +191,10 @@ def drawn_at_once(
 class FixedTree:
     """A tree of a fixed shape, whose nodes are drawn under the request's own sampling transforms.
 
-    All nodes of one depth share the noise of their absolute position, also if their parents differ. That is sound: of
-    each depth only the children of one node are ever judged, and given this node their distribution is q. So a tree of
-    width 1 is the chain of :func:`draw_chain`.
+    With plain keys all nodes of one depth share the noise of their absolute position, also if their parents differ.
+    That is sound where of each depth only the children of one node are ever judged: given this node, their distribution
+    is q. With ``random.Apart`` the children of different nodes are independent draws. A tree of width 1 is the chain of
+    :func:`draw_chain` with either.
 
     Args:
       topology: the shape. A deeper topology is cut to K levels. In a shallower one the first of the deepest leaves goes
@@ -231,7 +232,7 @@ class FixedTree:
             context = state.context(path)
             children = np.flatnonzero(np.isin((-1, *topology.parents), nodes))
             parents = np.searchsorted(nodes, np.array(topology.parents)[children - 1])
-            level_keys = random.at(keys, state.lengths[:, None] + level.depth)[:, 0]
+            level_keys = random.at_children(keys, state.lengths + level.depth, len(nodes))
             drawn, q = draw_children(
                 spread(logits), params, context, level_keys, parents, topology.ranks[children],
                 self.with_replacement
@@ -262,7 +263,7 @@ def draw_children(
       logits: f32[B, W, V], the logits after each of the W nodes.
       params: the sampling parameters.
       context: the tokens before each of the W nodes.
-      keys: key[B], the keys of the children's position.
+      keys: key[B, W], the keys of the children of each node. key[B, 1]: all nodes share the noise.
       parents: i[C], the place of each child's parent among the W nodes. Children of one parent stand together.
       ranks: i[C], the rank of each child among its siblings, from 0.
       with_replacement: whether siblings are independent draws.
@@ -275,12 +276,15 @@ def draw_children(
     scores = sampling.ranked(logits, params, context)
     q = sampling.normalised(scores)  # [B, W, V]
     if with_replacement:
-        ranks_of = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32), (len(q), most))
-        rank_keys = random.siblings(jnp.repeat(keys[:, None], most, 1), ranks_of)  # [B, M]
-        drawn = jax.vmap(lambda node: jnp.argmax(noisy(node[:, None], params, rank_keys), axis=-1), 1, 1)(scores)
+
+        def of_rank(rank):
+            own = random.siblings(keys, jnp.broadcast_to(rank, keys.shape))
+            return jnp.argmax(noisy(scores, params, own), axis=-1)
+
+        drawn = jax.vmap(of_rank, out_axes=2)(jnp.arange(most, dtype=jnp.int32))  # [B, W, M]
         given = jnp.broadcast_to(q[:, :, None], (*drawn.shape, vocab))
     else:
-        drawn = top_k(noisy(scores, params, keys[:, None]), most)[1]  # [B, W, M]
+        drawn = top_k(noisy(scores, params, keys), most)[1]  # [B, W, M]
         given = jax.vmap(siblings.without_replacement, in_axes=1, out_axes=1)(q, drawn)
     certain = jnp.where(given > 0, jax.nn.one_hot(drawn, vocab, dtype=jnp.float32), 0.0)
     given = jnp.where(is_greedy(params)[..., None], certain, given)

@@ -17,7 +17,7 @@ from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import history_of
 from specjax.decode.types import DecodeState, Draft, Drafter, Verifier
-from specjax.drafters import DraftModel, NoDraft, PromptLookup
+from specjax.drafters import DraftModel, NoDraft, PromptLookup, TreeModel
 from specjax.generation.generate import prepare
 from specjax.models.lm import LM
 from specjax.testing.laws import chi_square, count_sequences, joint_law
@@ -264,7 +264,7 @@ def check_proposal(trial: Trial) -> None:
 
 
 def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: bool = True, **trial) -> None:
-    """Runs all checks of a drafter, with the verifiers ``rejection`` and ``coupled``.
+    """Runs all checks of a drafter, with the verifiers ``rejection`` and ``coupled``, and on trees ``traversal``.
 
     Args:
       drafter: the drafter under test, made for ``target``.
@@ -278,7 +278,9 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
       AssertionError: a law is broken. The message names the law.
     """
     target = tiny_lm(vocab_size=4, std=0.7) if target is None else target
-    for verifier in ("rejection", "coupled"):
+    size = trial.get("num_speculative_tokens", Trial.num_speculative_tokens)
+    on_trees = ("traversal",) if drafter.plan(target, size).trees else ()  # asks more of a tree's draws
+    for verifier in ("rejection", "coupled", *on_trees):
         one = Trial(target, drafter, verifier, **trial)
         check_plan(one)
         check_proposal(one)
@@ -291,7 +293,7 @@ def check_drafter(drafter: Drafter, target: LM | None = None, path_independent: 
 
 
 def check_verifier(verifier: Verifier, **trial) -> None:
-    """Runs all checks of a lossless verifier, with drafts that are sampled, point masses or missing.
+    """Runs all checks of a lossless verifier, with drafts that are sampled, point masses, missing or trees.
 
     Args:
       verifier: the verifier under test.
@@ -302,7 +304,9 @@ def check_verifier(verifier: Verifier, **trial) -> None:
     """
     target = trial.pop("target", None) or tiny_lm(vocab_size=4, std=0.7)
     check_verdicts(verifier)
-    for drafter in (DraftModel(noisy_twin(target, 0.2), prefill_chunk=4), PromptLookup()):
+    twin = noisy_twin(target, 0.2)
+    trees = (TreeModel(twin, (2, 2, 1), prefill_chunk=4),) if verifier.trees else ()
+    for drafter in (DraftModel(twin, prefill_chunk=4), PromptLookup(), *trees):
         one = Trial(target, drafter, verifier, **trial)
         check_law(one)
         check_rows_alone(one)

@@ -11,11 +11,13 @@ from specjax.verify.coupled import Coupled
 from specjax.verify.lossy import Lenient, LenientGreedy, TypicalAcceptance
 from specjax.verify.rejection import Rejection
 from specjax.verify.siblings import without_replacement
+from specjax.verify.traversal import Traversal
 
 VERIFIERS: dict[str, Any] = {
     "rejection": Rejection(),
     "coupled": Coupled(),
     "block": Block(),
+    "traversal": Traversal(),
     "lenient": Lenient(),
     "lenient-greedy": LenientGreedy(),
     "typical": TypicalAcceptance(),
@@ -28,6 +30,7 @@ __all__ = [
     "Lenient",
     "LenientGreedy",
     "Rejection",
+    "Traversal",
     "TypicalAcceptance",
     "without_replacement",
 ]

@@ -60,6 +60,11 @@ def recursive_rejection(p: jax.Array, draft: Draft, keys: jax.Array, lengths: ja
 
 def ranks(parents: jax.Array) -> jax.Array:
     """The rank of each drafted token among its siblings, from 0: parents i32[B, N] to ranks i32[B, N]."""
+    return jnp.sum(elder_siblings(parents), axis=2, dtype=jnp.int32)
+
+
+def elder_siblings(parents: jax.Array) -> jax.Array:
+    """Which siblings are judged before each drafted token: parents i32[B, N] to bool[B, N, N]."""
     size = parents.shape[1]
     before = span(size) < jnp.arange(size, dtype=jnp.int32)[:, None]  # [N, N]
-    return jnp.sum((parents[:, :, None] == parents[:, None, :]) & before[None], axis=2, dtype=jnp.int32)
+    return (parents[:, :, None] == parents[:, None, :]) & before[None]

@@ -29,6 +29,7 @@ VERIFIERS = testing.lossless_verifiers()
 # the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow). Trees with
 # replacement have their law by default in test_trees.py, where it costs little.
 CORE = {("prompt lookup", "rejection"), ("tree", "rejection")} | {("noisy twin", v) for v in VERIFIERS}
+CORE -= {("noisy twin", "traversal")}  # on chains this is block, verdict by verdict (test_traversal.py)
 SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("greedy twin", "early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
 OWN_ARGUMENT += ("one model twice in one tree",)
@@ -115,6 +116,11 @@ def test_self_draft_is_accepted_whole_under_every_setting(verifier):
 @pytest.mark.parametrize("drafter", slow_unless({"noisy twin", "cascade", "early exit", "tree"}, MEMORYLESS))
 def test_path_independence(drafter):
     testing.check_path_independence(trial(drafter, "rejection"))
+
+
+@pytest.mark.slow
+def test_path_independence_of_a_tree_drawn_apart():
+    testing.check_path_independence(trial("tree", "traversal"))
 
 
 @pytest.mark.parametrize("drafter", slow_unless({*SEEN, *OWN_ARGUMENT, "tree, replaced"}, DRAFTERS))

@@ -120,7 +120,7 @@ def siblings(q, width: int, with_replacement: bool) -> Draft:
     """Children of the last token, drawn as drafters draw them, with the keys that they are given."""
     params = sampling.SamplingParams(jnp.ones(ROWS))
     context = sampling.Context(jnp.zeros((ROWS, 1), jnp.int32), AT * 0, AT * 0, jnp.zeros((ROWS, 1, 0), jnp.int32))
-    keys = random.at(Rejection().draft_keys(KEYS, AT), AT[:, None])[:, 0]
+    keys = random.at_children(Rejection().draft_keys(KEYS, AT), AT, 1)
     logits = jnp.broadcast_to(jnp.log(q), (ROWS, 1, len(q)))
     tokens, given = draw_children(
         logits, params, context, keys, np.zeros(width, int), np.arange(width), with_replacement

@@ -69,7 +69,7 @@ def by_engine(engine, requests, order, abort_some=True):
 
 def each_case():
     for drafter in DRAFTERS:
-        for verifier in ("rejection", "coupled", "block"):
+        for verifier in ("rejection", "coupled", "block", "traversal"):
             if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
                 yield pytest.param(drafter, verifier, marks=() if (drafter, verifier) in QUICK else pytest.mark.slow)
 

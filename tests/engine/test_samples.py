@@ -39,7 +39,8 @@ def alone(engine, prompt, seed, **options):
 
 
 def each_case():
-    for drafter, verifier, known in itertools.product(DRAFTERS, ("rejection", "coupled", "block"), (True, False)):
+    verifiers = ("rejection", "coupled", "block", "traversal")
+    for drafter, verifier, known in itertools.product(DRAFTERS, verifiers, (True, False)):
         if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
             quick = (drafter, verifier) == ("head", "rejection")
             yield pytest.param(drafter, verifier, known, marks=() if quick else pytest.mark.slow)

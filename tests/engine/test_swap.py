@@ -49,7 +49,7 @@ def swapped(monkeypatch):
 
 def each_case():
     for drafter in DRAFTERS:
-        for verifier in ("rejection", "coupled", "block"):
+        for verifier in ("rejection", "coupled", "block", "traversal"):
             if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
                 yield pytest.param(drafter, verifier, marks=() if (drafter, verifier) in QUICK else pytest.mark.slow)
 

@@ -10,7 +10,7 @@ from tables import KEYS, ONES, ROWS, SIZE, VOCAB, chisquare, drafts, judge, pad,
 
 from specjax.decode import random
 from specjax.decode.types import Draft
-from specjax.verify import VERIFIERS, Block, Lenient, Rejection
+from specjax.verify import VERIFIERS, Block, Lenient, Rejection, Traversal
 from specjax.verify import pieces as chain
 
 LOSSLESS = [name for name, verifier in VERIFIERS.items() if verifier.lossless]
@@ -91,7 +91,7 @@ def test_zero_over_zero_is_a_refusal(name):
         assert (count == place).all() and (token != 0).all()
 
 
-@pytest.mark.parametrize("verifier", [Rejection(), Block(), Lenient(0.9)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("verifier", [Rejection(), Block(), Traversal(), Lenient(0.9)], ids=lambda v: type(v).__name__)
 def test_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
     """p is q but for rounding, and a refusal is forced: the draw is from p, and by no means always token 0."""
     p = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
