@@ -76,7 +76,8 @@ def _parser() -> Parser:
         help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     _add_modes(add)
     add("--peers", nargs="+", choices=peers.NAMES, default=(),
-        help="other implementations to time on the same weights, at B = 1, greedy")  # fmt: skip
+        help="other implementations to time on the same weights, greedy, at B = 1; with --modes serving transformers' "
+        "continuous batching too")  # fmt: skip
     add("--gpt-fast", metavar="FOLDER", help="for --peers gpt-fast: a checkout of gpt-fast at commit 091515a")
     parser.add_compilation_cache()
     add("--json", metavar="FILE", help="also write the figures to this file, row by row")
@@ -221,6 +222,12 @@ def run(args: argparse.Namespace) -> None:
     runs = rounds.rounds(case, table, settings)
     steps = {mode: partial(MODES[mode], case, table, args) for mode in args.modes if MODES[mode]}
     steps |= {peer.name: partial(peers.compare, peer, case, table, runs) for peer in others}
+    if "serving" in args.modes:
+        batching = [peer for peer in others if hasattr(peer, "batch")]
+        steps |= {
+            f"{peer.name}, batches": partial(serving.against, peer, case, table, args.serving_requests)
+            for peer in batching
+        }
     for name, step in steps.items():
         began = time.perf_counter()
         step()

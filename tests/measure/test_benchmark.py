@@ -14,7 +14,7 @@ from specjax.drafters import DraftModel
 from specjax.drafting import theory
 from specjax.generation.generate import prepare
 from specjax.measure.benchmark import early_exit as early_exit_module
-from specjax.measure.benchmark import latency, peers, plots, sweep
+from specjax.measure.benchmark import latency, peers, plots, serving, sweep
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.early_exit import early_exit
@@ -239,6 +239,17 @@ def test_transformers_decodes_the_same_weights(case, ours):
     assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
     # Its rounds are ours; the first of them is not in the time, nor is the last whole.
     assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.4)
+
+
+@pytest.mark.slow
+def test_transformers_batches_the_same_requests_beside_the_engine(case):
+    table = Table({})
+    serving.serving(case, table, (2,), None)
+    (peer,) = peers.load(["transformers"], None)
+    serving.against(peer, case, table, (2,))
+    row, engine = table.rows[-1], table.rows[0]
+    assert row["note"].endswith("2 of 2 texts as planted")
+    assert row["specjax_times"]["plain"] == pytest.approx(engine["whole"] / row["whole"])
 
 
 @pytest.mark.skipif("GPT_FAST" not in os.environ, reason="names a checkout of gpt-fast, at commit 091515a")

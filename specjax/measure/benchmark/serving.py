@@ -11,6 +11,7 @@ from specjax.drafters import NoDraft
 from specjax.engine.engine import Engine
 from specjax.generation.generate import prepare
 from specjax.measure.benchmark.case import Case
+from specjax.measure.benchmark.peers import Batching
 from specjax.measure.benchmark.table import Table
 
 
@@ -46,6 +47,36 @@ def serving(case: Case, table: Table, batches: tuple[int, ...], chunk: int | Non
                 generate=library,
                 times_plain=figures["decoding"] / plain,
             )
+
+
+def against(peer: Batching, case: Case, table: Table, batches: tuple[int, ...]) -> None:
+    """Times a peer's own batching of the same prompts, beside the engine's rows, which the table has already.
+
+    Args:
+      peer: the peer. It decodes plainly.
+      case, table, batches: as of :func:`serving`.
+    """
+    peer.load(case)
+    for batch in batches:
+        prompts = case.prompts(batch)
+        texts, seconds = peer.batch(prompts, case.max_new_tokens)
+        speed = sum(map(len, texts)) / seconds
+        planted = sum(text == case.planted_text(p, len(text)) for p, text in zip(prompts, texts, strict=True))
+        ours = {
+            row["name"].split(", ")[1]: row["whole"] / speed
+            for row in table.rows
+            if row["name"].startswith("engine, ") and f", {batch} requests" in row["name"]
+        }
+        times = ", ".join(f"{name} {ratio:.2f} x" for name, ratio in ours.items())
+        table.add(
+            f"{peer.name}, {batch} requests, a token of each",
+            seconds / case.max_new_tokens,
+            None,
+            f"with prompts {speed:.1f} tokens/s, engine: {times}; {planted} of {batch} texts as planted",
+            whole=speed,
+            specjax_times=ours,
+        )
+    peer.free()
 
 
 def _library(case: Case, prompts: list[list[int]], way: dict[str, Any]) -> tuple[float, list[list[int]]]:

@@ -45,6 +45,18 @@ class Peer(Protocol):
         ...
 
 
+class Batching(Peer, Protocol):
+    """A peer that decodes many requests at once."""
+
+    def batch(self, prompts: list[list[int]], count: int) -> tuple[list[list[int]], float]:
+        """Generates ``count`` tokens after each prompt, greedily, once what it compiles is compiled.
+
+        Returns:
+          The new tokens of each prompt, and the seconds from the first request to the last token.
+        """
+        ...
+
+
 def _transformers(gpt_fast: str | None) -> Peer:
     from specjax.measure.benchmark.peers.hugging_face import Transformers
 

@@ -1,5 +1,6 @@
-"""Hugging Face transformers: its ``generate``, plain and assisted by the draft model."""
+"""Hugging Face transformers: ``generate``, plain and assisted by the draft model, and its continuous batching."""
 
+import logging
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ class Transformers:
         self.torch, self.package = weights.imported("torch"), weights.imported("transformers")
         self.name = f"transformers {self.package.__version__}, torch {self.torch.__version__.split('+')[0]}"
         self.package.logging.set_verbosity_error()  # assisted generation warns of its own arguments
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)  # so does continuous batching
         self.target: Any = None
         self.draft: Any = None
 
@@ -60,6 +62,18 @@ class Transformers:
         # The streamer gets the prompt first, before any call. The first call reads the prompt and is not timed.
         times, counts = clock.times[1:], clock.counts[1:]
         return Decoded(tokens, sum(counts[1:]), times[-1] - times[0], len(times) - 1)
+
+    def batch(self, prompts: list[list[int]], count: int) -> tuple[list[list[int]], float]:
+        settings = self.package.GenerationConfig(
+            max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        for _ in range(2):  # the first call makes a manager for so many requests, and the second call finds it warm
+            began = time.perf_counter()
+            found = self.target.generate_batch(prompts, settings, progress_bar=False, persistent_manager=True)
+            seconds = time.perf_counter() - began
+        self.target.destroy_cached_continuous_batching_manager()
+        of_prompts = {tuple(one.prompt_ids): one.generated_tokens for one in found.values()}
+        return [of_prompts[tuple(prompt)] for prompt in prompts], seconds
 
     def free(self) -> None:
         self.target = self.draft = None
