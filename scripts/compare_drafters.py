@@ -30,6 +30,7 @@ from specjax.generation.compilation import compilation_cache_of_script
 from specjax.generation.metrics import Totals
 from specjax.measure import acceptance
 from specjax.report.progress import bar
+from specjax.verify import VERIFIERS
 
 LOOKAHEAD = 4  # K of Lookahead, whose blocks are the widest
 # The trees that a trained EAGLE head is compared with: a name, how the tree grows, and its depth.
@@ -159,6 +160,8 @@ def parse(argv) -> argparse.Namespace:
     add("--max-prompt-tokens", type=int, default=600, help="longer prompts are left out (%(default)s)")
     add("--max-new-tokens", type=int, default=64, help="new tokens of each prompt (%(default)s)")
     add("--temperature", type=float, nargs="+", default=[0.0], help="temperatures to try (0.0)")
+    add("--verifier", choices=[name for name, v in VERIFIERS.items() if v.lossless and v.trees], default="rejection",
+        help="who judges the drafts (%(default)s)")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights; float32 on a CPU by default")
     add("--trained", nargs="*", help="files or names of trained drafters; default: those shipped for the model")
     add("--exit-layers", type=int, nargs="+", help="layers after which to exit early; default: five sixths of all")
@@ -187,7 +190,8 @@ def room(lm: specjax.LM, args: argparse.Namespace) -> dict[str, int]:
     """Options of every call. All calls have the same capacity, which holds the widest block, so they share programs."""
     blocks = [d.Lookahead().plan(lm, size or LOOKAHEAD).block for size in args.sizes]
     widest = max(*blocks, *(1 + tree.size(depth) for _, tree, depth in TREES))
-    return dict(max_new_tokens=args.max_new_tokens, capacity=args.max_prompt_tokens + args.max_new_tokens + widest)
+    longest = args.max_prompt_tokens + args.max_new_tokens + widest
+    return dict(max_new_tokens=args.max_new_tokens, capacity=longest, verifier=args.verifier)
 
 
 def chosen_of(offered: Candidates, only: list[str] | None) -> Candidates:
@@ -242,7 +246,7 @@ def run(args: argparse.Namespace) -> None:
             print(line(rows[-1], plain[t]), flush=True)
         if args.json:
             about = {"device": device, "jax": jax.__version__, "model": args.model, "dtype": str(lm.dtype)}
-            write(args.json, {**about, "per_task": args.per_task}, rows)
+            write(args.json, {**about, "verifier": args.verifier, "per_task": args.per_task}, rows)
 
 
 def write(path: Path, about: dict, rows: list[dict]) -> None:

@@ -22,7 +22,7 @@ class Options:
 
     # Who proposes tokens: None (plain decoding), "ngram", or an object of specjax.drafters.
     drafter: Any = None
-    # Who judges drafts: "rejection", "coupled", or an object of specjax.verify.
+    # Who judges drafts: "rejection", "coupled", "block", "traversal", or an object of specjax.verify.
     verifier: Any = "rejection"
     # K, the most drafted tokens that a round can accept in one row. 0 is plain decoding.
     num_speculative_tokens: int = 5

@@ -18,10 +18,12 @@ from planting import (
     SIBLINGS,
     STOPS,
     TABLE_LAW,
+    TRAVERSAL,
     TREE_CACHE,
     TREE_LAW,
     TREE_SIBLINGS,
     TREE_TEXT,
+    WALK,
     fault,
     wrap,
 )
@@ -34,6 +36,7 @@ from specjax.models import cache as kv
 from specjax.verify import Block, Coupled, Rejection, block
 from specjax.verify import pieces as chain
 from specjax.verify import siblings as multi
+from specjax.verify.tree_rejection import elder_siblings
 
 # ---- the verdict ----
 
@@ -157,6 +160,16 @@ def one_key_for_acceptance_and_correction():
 @fault(BLOCK)
 def block_draft_keys_without_the_rounds_start():
     Block.draft_keys = Rejection.draft_keys
+
+
+@fault(TRAVERSAL)
+def one_noise_for_the_children_of_all_nodes_under_traversal():
+    random.at_children = lambda keys, positions, parents: random.at(keys, positions[:, None])
+
+
+@fault(WALK, TRAVERSAL)
+def the_last_sibling_that_passes_is_kept():
+    verify.traversal.elder_siblings = lambda parents: jnp.swapaxes(elder_siblings(parents), 1, 2)
 
 
 @fault(LAW)

@@ -34,6 +34,8 @@ SAMPLES = (
 )
 PAGE_KEYS = "tests/engine/test_pages.py::test_keys_cover_whole_pages_their_next_token_and_the_salt"
 BLOCK = "tests/verify/test_block.py::test_block_draws_anew_in_every_round[Block]"
+TRAVERSAL = "tests/verify/test_traversal.py::test_nodes_with_different_parents_are_drawn_independently[not_replaced]"
+WALK = "tests/verify/test_traversal.py::test_the_first_node_that_passes_on_the_walk_is_found"
 BLOCK_LAW = "tests/verify/test_block.py::test_block_commits_with_the_targets_law[3-2]"
 
 
