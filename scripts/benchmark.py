@@ -18,7 +18,7 @@ import jax
 from cli.parser import Parser, flag, refusing
 
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark import eagle, early_exit, latency, parts, peers, rounds, serving, sweep, waits
+from specjax.measure.benchmark import eagle, early_exit, held, latency, parts, peers, rounds, serving, sweep, waits
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
@@ -37,19 +37,20 @@ MODES = {
     "trees": lambda case, table, args: rounds.trees(case, table),
     "latency": lambda case, table, args: latency.latency(case, table, args.prompt_lengths),
     "serving": lambda case, table, args: serving.serving(case, table, args.serving_requests, args.serving_chunk),
+    "memory": lambda case, table, args: held.held(case, table, args.serving_requests),
     "waits": lambda case, table, args: waits.waits(case, table, *args.waits_prompts, args.serving_chunk),
     "sweep": lambda case, table, args: sweep.sweep(
         case, table, args.sweep_batches, args.sweep_tokens, args.sweep_check_alphas if case.draft else ()
     ),
 }
-# Flags that only one mode reads, and that mode.
+# Flags that only some modes read, and these modes.
 OF_MODES = {
     "exit_layer": "early-exit", "corpus": "drafters", "prompt_lengths": "latency",
-    "serving_requests": "serving", "waits_prompts": "waits",
+    "serving_requests": "serving memory", "waits_prompts": "waits",
     "sweep_batches": "sweep", "sweep_tokens": "sweep", "sweep_check_alphas": "sweep",
 }  # fmt: skip
 # Modes that need no draft model, and flags that a head does not read.
-HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "waits", "sweep")
+HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "memory", "waits", "sweep")
 NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "devices", "sweep_check_alphas", "peers")
 FOR_HEADS = ("acceptance", "ways", "tree")
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
@@ -124,7 +125,7 @@ def _add_modes(add: Callable) -> None:
     add(
         "--prompt-lengths", type=int, nargs="+", default=(128, 1024, 4096), help="for latency: prompt lengths in tokens"
     )
-    add("--serving-requests", type=int, nargs="+", default=(1, 8, 32), help="for serving: requests at once")
+    add("--serving-requests", type=int, nargs="+", default=(1, 8, 32), help="for serving and memory: requests at once")
     add(
         "--waits-prompts",
         type=int,
@@ -144,9 +145,9 @@ def parse(argv) -> argparse.Namespace:
     """The checked arguments. Exits with one sentence for bad ones."""
     parser = _parser()
     args = parser.parse_args(argv)
-    for name, mode in OF_MODES.items():
-        if getattr(args, name) != parser.get_default(name) and mode not in args.modes:
-            parser.error(f"{flag(name)} is for --modes {mode}, which is not among {' '.join(args.modes)}")
+    for name, modes in OF_MODES.items():
+        if getattr(args, name) != parser.get_default(name) and not set(modes.split()) & set(args.modes):
+            parser.error(f"{flag(name)} is for --modes {modes}, which is not among {' '.join(args.modes)}")
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
     parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "corpus")
     parser.at_least_one(args, "serving_requests", "waits_prompts")

@@ -1,9 +1,11 @@
 """The benchmark's modules at a shape small enough for any machine: what they report, not how fast it is."""
 
 import dataclasses
+import gc
 import json
 import os
 
+import jax
 import numpy as np
 import pytest
 from commands import script
@@ -14,7 +16,7 @@ from specjax.drafters import DraftModel
 from specjax.drafting import theory
 from specjax.generation.generate import prepare
 from specjax.measure.benchmark import early_exit as early_exit_module
-from specjax.measure.benchmark import latency, peers, plots, serving, sweep
+from specjax.measure.benchmark import held, latency, peers, plots, serving, sweep
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.early_exit import early_exit
@@ -239,6 +241,16 @@ def test_transformers_decodes_the_same_weights(case, ours):
     assert step["as_planted"] == round["as_planted"] == 1.0 and step["tokens_per_round"] == 1.0
     # Its rounds are ours; the first of them is not in the time, nor is the last whole.
     assert round["tokens_per_round"] == pytest.approx(runs["T = 0"].totals.tokens_per_step, abs=0.4)
+
+
+def test_an_engine_holds_as_much_memory_as_is_reported(case):
+    gc.collect()
+    before, table = sum(x.nbytes for x in jax.live_arrays()), Table({})
+    weights_of_case = sum(x.nbytes for x in jax.tree.leaves((case.target, case.draft)))
+    held.held(case, table, (2,))
+    found = table.sections["memory"][2]
+    others = before - weights_of_case  # arrays of other tests
+    assert found["arrays"] - others == pytest.approx(found["reported"], rel=0.05)
 
 
 @pytest.mark.slow
