@@ -10,8 +10,8 @@ from specjax.engine import swap
 from specjax.models.cache import PAGE
 
 SIZES = dict(slots=4, capacity=250, prefill_chunk=64, num_speculative_tokens=3, overcommit=True)
-# By default the drafters whose states differ most: none, and a cache with an output of the head beside.
-QUICK = {("prompt lookup", "rejection"), ("head", "rejection")}
+# By default a drafter that has a cache, and one that also has an output of its own. Prompt lookup has no state.
+QUICK = {("noisy twin", "block"), ("head", "rejection")}
 
 
 def started(drafter, verifier="rejection", **sizes):
@@ -19,7 +19,7 @@ def started(drafter, verifier="rejection", **sizes):
     return specjax.Engine(target, drafter=DRAFTERS[drafter], verifier=verifier, **{**SIZES, **sizes})
 
 
-def requests(engine, count=11):
+def requests(engine, count=14):
     """Requests at T = 1 that grow by pages, some with a common prefix of more than a page."""
     rng = np.random.default_rng(3)
     prefix = rng.integers(0, 4, 70).tolist()

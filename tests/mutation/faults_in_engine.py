@@ -64,8 +64,8 @@ def a_request_is_swapped_out_while_a_round_of_its_own_is_in_flight():
 @fault(SWAPPED("noisy twin-block"), SWAPPED("head-rejection"))
 def a_drafters_pages_are_lost_when_a_request_is_swapped_out():
     def make(request_of):
-        def faulty(state, ticket):
-            found = request_of(state, ticket)
+        def faulty(*given):
+            found = request_of(*given)
             return found._replace(groups=[[g[0], *jax.tree.map(np.zeros_like, g[1:])] for g in found.groups])
 
         return faulty
@@ -86,8 +86,8 @@ def the_oldest_request_is_swapped_out():
 @fault(SWAPPED("noisy twin-block"))
 def a_swapped_request_loses_its_last_page():
     def make(request_of):
-        def faulty(state, ticket):
-            found = request_of(state, ticket)
+        def faulty(*given):
+            found = request_of(*given)
             return found._replace(groups=found.groups[:-1])
 
         return faulty
