@@ -51,7 +51,13 @@ def test_draft_model_writes_the_plain_text(lm, plain):
     assert out.tokens == plain.tokens and out.metrics[0].num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("name, least", [("smollm2-135m-instruct-eagle3", 1.8), ("smollm2-135m-instruct-draft", 1.4)])
+@pytest.mark.parametrize(
+    "name, least",
+    [
+        ("smollm2-135m-instruct-eagle3", 1.8),
+        pytest.param("smollm2-135m-instruct-draft", 1.4, marks=pytest.mark.slow),
+    ],
+)
 def test_shipped_drafters_write_the_plain_text_in_fewer_steps(lm, plain, name, least):
     drafter = specjax.drafters.load(name, lm)
     out = specjax.generate(lm, PROMPTS, drafter=drafter, num_speculative_tokens=3, max_new_tokens=32, chat=True)

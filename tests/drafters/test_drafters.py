@@ -76,7 +76,7 @@ def judged(decoder, state):
     return info, scored.p, scored.out.logits
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
 def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
     target = tiny_lm(3, std=0.6, dtype=jnp.bfloat16, vocab_size=8)
@@ -258,7 +258,7 @@ def test_lookahead_learns_the_same_beside_a_drafter_of_narrower_blocks(size):
 
 
 @pytest.mark.parametrize("drafter", [
-    FirstOf(PromptLookup(prompt_lookup_min=1), Lookahead(window=3, guesses=2)),
+    pytest.param(FirstOf(PromptLookup(prompt_lookup_min=1), Lookahead(window=3, guesses=2)), marks=pytest.mark.slow),
     FirstOf(Jacobi(), PromptLookup(9, 9)),
     FirstOf(PromptLookup(prompt_lookup_min=1), Adaptive(DraftModel(noisy_twin(DEEP, 0.2)), EntropyGuided())),
 ], ids=["lookahead", "jacobi", "entropy"])  # fmt: skip

@@ -40,6 +40,7 @@ HEAD = Eagle(
     Eagle1HeadConfig(TARGET.config), modules.init(Eagle1Head, Eagle1HeadConfig(TARGET.config), 0), None,
     prefill_chunk=100,
 )  # fmt: skip
+SLOW = ("cascade over a draft model", "cascade over a head")
 DRAFTERS = {
     "tree": TreeModel(TWIN, (2, 1, 1)),
     "cascade over a draft model": Cascade(DraftModel(TARGET), TWIN, 2),
@@ -59,7 +60,7 @@ TEXT = np.random.default_rng(5).integers(0, 64, 180).tolist()
 
 
 @pytest.mark.parametrize(
-    "drafter", [pytest.param(d, marks=pytest.mark.slow if d == "cascade over a draft model" else ()) for d in DRAFTERS]
+    "drafter", [pytest.param(d, marks=pytest.mark.slow if d in SLOW else ()) for d in DRAFTERS]
 )
 def test_shared_pages_stay_as_prefill_wrote_them(drafter, monkeypatch):
     monkeypatch.setenv("SPECJAX_CHECK", "1")

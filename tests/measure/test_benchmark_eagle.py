@@ -91,6 +91,7 @@ def test_rounds_of_a_head_stand_beside_expected_tokens(case):
     assert tree["tokens_per_round"] > chain["tokens_per_round"] + 0.2
 
 
+@pytest.mark.slow
 def test_the_head_drafts_in_an_engine_and_in_the_middle_of_texts(case):
     """In a sweep the head has not followed the prompts, so it must catch up first."""
     table = Table({"bandwidth": case.speed})
