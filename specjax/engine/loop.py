@@ -119,12 +119,14 @@ class Loop:
         """
         for full in (False, True):
             for decoder in self.decoders.values():
-                self.state, _ = self.programs.round(decoder, self.state, full)
+                if decoder is not self.decoder:
+                    self.state, _ = self.programs.round(decoder, self.state, full)
         for width in self.widths:
             row = self.programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
             self.state, row = self.programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
-        self.state = saved.compiled(self.programs, self.state)
-        self.state = self.programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
+        self.state = saved.compiled(self.programs, self.state, swaps=self.overcommit)
+        if self.overcommit:
+            self.state = self.programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
         self.programs.resumed(row, ticket.row.key, np.zeros((1, self.width), np.int32))
 
     def add(self, ticket: Ticket) -> None:

@@ -78,13 +78,15 @@ def restored(programs: Programs, state: DecodeState, saved: Saved, pages: Sequen
     return state
 
 
-def compiled(programs: Programs, state: DecodeState) -> DecodeState:
-    """The state as it is, once the programs of this file have run."""
-    programs.take_row(state, _numbers([0]))
-    for pages in ([0], [0] * GROUP):
+def compiled(programs: Programs, state: DecodeState, swaps: bool) -> DecodeState:
+    """The state as it is, once the programs of this file have run. Without ``swaps``: those that samples need."""
+    if swaps:
+        programs.take_row(state, _numbers([0]))
+    for pages in ([0], [0] * GROUP) if swaps else ([0],):
         for entries in _entries(programs, state, pages):
             state = programs.write_pages(state, _numbers(pages), entries)
-            state = programs.write_pages(state, _numbers(pages), jax.device_get(entries))
+            if swaps:
+                state = programs.write_pages(state, _numbers(pages), jax.device_get(entries))
     return state
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from drafter_table import DRAFTERS, SELF, SHAPE, TARGET, TARGETS, TREES
+from drafter_table import DRAFTERS, SELF, SHAPE, TARGET, TARGETS, pairs
 
 from specjax import drafters, testing
 from specjax.decode import prefill
@@ -34,15 +34,6 @@ SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("greedy twin", "early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
 OWN_ARGUMENT += ("one model twice in one tree",)
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT} | {("prompt lookup", "coupled")}
-
-
-def pairs(default):
-    return [
-        pytest.param(d, v, marks=() if (d, v) in default else pytest.mark.slow, id=f"{d}-{v}")
-        for d in DRAFTERS
-        for v in VERIFIERS
-        if d not in TREES or testing.checks.VERIFIERS[v].trees
-    ]
 
 
 TABLE = pairs(CORE)

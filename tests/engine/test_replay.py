@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
+from drafter_table import DRAFTERS, TARGET, TARGETS, pairs
 
 import specjax
 from specjax import testing
@@ -67,14 +67,7 @@ def by_engine(engine, requests, order, abort_some=True):
     return [handles[i].result(300) for i in range(len(requests))]
 
 
-def each_case():
-    for drafter in DRAFTERS:
-        for verifier in ("rejection", "coupled", "block", "traversal"):
-            if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
-                yield pytest.param(drafter, verifier, marks=() if (drafter, verifier) in QUICK else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("drafter, verifier", list(each_case()))
+@pytest.mark.parametrize("drafter, verifier", pairs(QUICK))
 def test_a_busy_engine_gives_each_request_the_tokens_it_has_alone(drafter, verifier, monkeypatch):
     if drafter == "prompt lookup":  # with checks a fault is an error of the engine; the others show it in a text
         monkeypatch.setenv("SPECJAX_CHECK", "1")

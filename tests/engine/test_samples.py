@@ -4,10 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
+from drafter_table import DRAFTERS, TARGET, TARGETS, pairs
 
 import specjax
-from specjax import testing
 from specjax.engine.loop import Loop
 from specjax.models.cache import PAGE
 
@@ -39,11 +38,8 @@ def alone(engine, prompt, seed, **options):
 
 
 def each_case():
-    verifiers = ("rejection", "coupled", "block", "traversal")
-    for drafter, verifier, known in itertools.product(DRAFTERS, verifiers, (True, False)):
-        if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
-            quick = (drafter, verifier) == ("head", "rejection")
-            yield pytest.param(drafter, verifier, known, marks=() if quick else pytest.mark.slow)
+    for pair, known in itertools.product(pairs({("head", "rejection")}), (True, False)):
+        yield pytest.param(*pair.values, known, marks=pair.marks)
 
 
 @pytest.mark.parametrize("drafter, verifier, prefix_cache", list(each_case()))

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from drafter_table import DRAFTERS, TARGET, TARGETS, TREES
+from drafter_table import DRAFTERS, TARGET, TARGETS, pairs
 
 import specjax
-from specjax import testing
 from specjax.engine import swap
 from specjax.models.cache import PAGE
 
@@ -47,14 +46,7 @@ def swapped(monkeypatch):
     return found
 
 
-def each_case():
-    for drafter in DRAFTERS:
-        for verifier in ("rejection", "coupled", "block", "traversal"):
-            if drafter not in TREES or testing.checks.VERIFIERS[verifier].trees:
-                yield pytest.param(drafter, verifier, marks=() if (drafter, verifier) in QUICK else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("drafter, verifier", list(each_case()))
+@pytest.mark.parametrize("drafter, verifier", pairs(QUICK))
 def test_a_request_that_was_swapped_out_has_the_tokens_and_bits_it_has_alone(drafter, verifier, swapped, monkeypatch):
     if drafter != "prompt lookup":  # with checks a fault is an error of the engine; here it shows in a text
         monkeypatch.delenv("SPECJAX_CHECK")

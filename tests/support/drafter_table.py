@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from specjax import drafters, testing
 from specjax.drafters import Adaptive, DraftModel, FixedTree, PromptLookup, TreeModel
@@ -83,3 +84,16 @@ DRAFTERS = {
 }
 TARGETS = {d: DEEP for d in DRAFTERS if d in ("early exit", "sublayers") or "head" in d}
 TREES = [d for d, drafter in DRAFTERS.items() if drafter.plan(TARGETS.get(d, TARGET), 3).trees]
+
+
+def pairs(default):
+    """Parameters (drafter, verifier): each drafter with each lossless verifier that judges its drafts.
+
+    Those that are not in ``default`` are slow.
+    """
+    return [
+        pytest.param(d, v, marks=() if (d, v) in default else pytest.mark.slow, id=f"{d}-{v}")
+        for d in DRAFTERS
+        for v in testing.lossless_verifiers()
+        if d not in TREES or testing.checks.VERIFIERS[v].trees
+    ]
