@@ -2,14 +2,15 @@
 
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
 layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps
-(:mod:`specjax.models.fused_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
+(:mod:`specjax.models.fused_attention`). For a prompt's chunk on a Hopper GPU, another kernel does the last three steps
+(:mod:`specjax.models.prompt_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
 The variable is read when a program is traced.
 """
 
 import os
 import re
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,19 +73,17 @@ def attend(
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
-    _, size, _, width, dim = qkv.shape
     starts, angles, mask, bias, table = block
-    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    platform = kernels() if short and typed and angles is not None and bias is None and score == PLAIN else None
-    if platform is None:
+    plain = typed and angles is not None and bias is None and score == PLAIN
+    platform, function = _kernel_for(qkv, mask, keys, table) if plain else (None, None)
+    if platform is None or function is None:
         return by_xla(qkv, block, keys, values, score)
-    from specjax.models import fused_attention  # can't be imported where JAX has no Triton
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
         return by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
 
-    kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=platform == "cpu"))
+    kernel = jax.custom_jvp(function)
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
     args = qkv, angles, mask, keys, values, starts, table
@@ -100,6 +99,43 @@ def attend(
         out_specs=(of_heads, of_cache, of_cache),
         check_vma=False,  # Pallas gives no information for this check
     )(*args)
+
+
+def _kernel_for(qkv, mask, keys, table) -> tuple[Any, Any]:
+    """The platform of a hand-written kernel and the kernel; None twice: XLA attends.
+
+    The kernels can be imported only where JAX has Triton and Mosaic GPU.
+    """
+    _, size, _, width, dim = qkv.shape
+    if size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128) and (platform := kernels()):
+        from specjax.models import fused_attention
+
+        return platform, partial(fused_attention.attend, interpret=platform == "cpu")
+    whole = size % kv.PAGE == 0 and (table is not None or keys.shape[2] % kv.PAGE == 0)
+    if whole and mask is None and dim in (64, 128) and (platform := prompt_kernels()):
+        from specjax.models import prompt_attention
+
+        return platform, prompt_attention.attend
+    return None, None
+
+
+def prompt_kernels() -> str | None:
+    """As :func:`kernels`, of the kernel for a prompt's chunk: :mod:`specjax.models.prompt_attention`."""
+    if kernels() is None or getattr(jax.devices()[0], "compute_capability", "9.0") != "9.0":  # only Hopper has wgmma
+        return None
+    version = cuda_version()
+    # The compilers of CUDA 12.8.0 to 12.9.0 get causal masks wrong. JAX's own kernel refuses them too.
+    return None if version is None or 12080 <= version < 12091 else "cuda"
+
+
+def cuda_version() -> int | None:
+    """The version of CUDA, 12091 for 12.9.1. None: there is no CUDA, or JAX has no Mosaic GPU or hides the version."""
+    try:
+        from jax._src.lib import cuda_versions  # JAX has no public name for the version
+        from jax.experimental.pallas import mosaic_gpu  # noqa: F401
+    except ImportError:
+        return None
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
 def kernels() -> str | None:
@@ -125,11 +161,8 @@ def by_xla(
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     batch, size, kv_heads, width, dim = qkv.shape
-    group, (starts, angles, mask, bias, table) = width - 2, block
-    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
-    values = kv.write(values, v.swapaxes(1, 2), starts, table)
+    group, (starts, _, mask, bias, table) = width - 2, block
+    q, keys, values = written(qkv, block, keys, values)
     row_keys, row_values = kv.by_rows(keys, table), kv.by_rows(values, table)  # [B, kv, S, D]
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
@@ -146,3 +179,12 @@ def by_xla(
     out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, qkv.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
     return out.reshape(batch, size, -1), keys, values
+
+
+def written(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
+    """The rotated queries [B, T, kv_heads, group, D] of a block, and both buffers with the block in them."""
+    group, (starts, angles, _, _, table) = qkv.shape[3] - 2, block
+    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
+    k, v = kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
+    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
+    return qk[..., :group, :], keys, kv.write(values, v.swapaxes(1, 2), starts, table)
