@@ -93,6 +93,7 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it():
     want = numbers(attend(qkv, angles, None, *buffers, starts)[0])
     got = numbers(attend(qkv.at[:, 70].set(jnp.inf), angles, None, *buffers, starts)[0])
     np.testing.assert_array_equal(got[:, :70], want[:, :70])
+    assert np.isfinite(want).all()
     assert np.isnan(got[:, 70:]).all()
 
 
