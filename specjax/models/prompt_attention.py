@@ -122,6 +122,7 @@ def _mixed(queries, keys, values, starts, table, interpret) -> jax.Array:
             _Ring(ring, full, free),
             _Ring(ring, full, free),
             swizzled((MIXERS, TILE, dim), dtype),
+            plgpu.SMEM((MIXERS, TILE), jnp.float32),
             plgpu.Barrier(num_barriers=MIXERS),
             plgpu.Barrier(num_arrivals=MIXERS),
         ],
@@ -164,7 +165,7 @@ class _Work(NamedTuple):
 def _kernel(sizes: _Sizes, paged: bool, start_ref, *refs):
     """The program of one row, one kv head, two tiles and one part: the picture at the top of this file."""
     table_ref, refs = (refs[0], refs[1:]) if paged else (None, refs)
-    query_ref, key_ref, value_ref, out_ref, log_ref, keys, values, tiles, arrived, turn = refs
+    query_ref, key_ref, value_ref, out_ref, log_ref, keys, values, tiles, logs, arrived, turn = refs
     row, head, pair, part, me = map(lax.axis_index, ("row", "head", "pair", "part", "warpgroup"))
     start = start_ref[row]
 
@@ -188,12 +189,22 @@ def _kernel(sizes: _Sizes, paged: bool, start_ref, *refs):
     def _():
         plgpu.set_max_registers(232, action="increase")
         token, query_head = tile(me)
-        plgpu.copy_gmem_to_smem(query_ref.at[row, pl.ds(token, TILE), query_head], tiles.at[me], arrived.at[me])
+        mine = row, pl.ds(token, TILE), query_head
+        plgpu.copy_gmem_to_smem(query_ref.at[mine], tiles.at[me], arrived.at[me])
         plgpu.barrier_wait(arrived.at[me])
         step = partial(_step, sizes, work, tiles.at[me], keys, values, turn, start + token)
         mixed, log = _mix(sizes, step, me, unmasked, work.steps, turn, query_ref.shape[-1])
-        out_ref.at[row, part, pl.ds(token, TILE), query_head][...] = mixed.astype(out_ref.dtype)
-        log_ref.at[row, part, query_head, pl.ds(token, TILE)][...] = log
+        result = out_ref.at[row, part, pl.ds(token, TILE), query_head]
+        logs[me] = log
+        if sizes.parts == 1:
+            tiles[me] = mixed.astype(out_ref.dtype)
+        else:
+            result[...] = mixed
+        plgpu.commit_smem()
+        if sizes.parts == 1:
+            plgpu.copy_smem_to_gmem(tiles.at[me], result)
+        plgpu.copy_smem_to_gmem(logs.at[me], log_ref.at[row, part, query_head, pl.ds(token, TILE)])
+        plgpu.wait_smem_to_gmem(0)
 
 
 def _load(sizes: _Sizes, work: _Work, table_ref, *buffers: tuple[Any, _Ring]) -> None:
