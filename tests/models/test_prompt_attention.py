@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from attention_cases import case, in_pages
 
+import specjax
+from specjax import testing
 from specjax.models import attention, fused_attention, prompt_attention
 from specjax.models import cache as kv
 from specjax.models.attention import Block, Score
@@ -95,6 +97,28 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it():
     np.testing.assert_array_equal(got[:, :70], want[:, :70])
     assert np.isfinite(want).all()
     assert np.isnan(got[:, 70:]).all()
+
+
+@pytest.mark.slow
+def test_an_engine_gives_the_same_bits_whether_the_prompt_was_known(monkeypatch):
+    attend, calls = prompt_attention.attend, []
+
+    def counted(*args):
+        calls.append(args[0].shape)
+        return attend(*args, interpret=interpreter())
+
+    monkeypatch.setattr(prompt_attention, "attend", counted)
+    if interpreter():
+        monkeypatch.setattr(attention, "prompt_kernels", lambda: "cpu")
+    lm = testing.tiny_lm(3, dtype=jnp.bfloat16, head_dim=64, num_hidden_layers=1, num_key_value_heads=1)
+    prompt = np.random.default_rng(0).integers(0, 50, 150).tolist()
+    with specjax.Engine(lm, drafter="ngram", slots=2, capacity=200, prefill_chunk=64) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=12, ignore_eos=True, logprobs=True) for _ in range(2)]
+        unknown, known = (handle.result() for handle in handles)
+    assert [handle.cached_tokens for handle in handles] == [0, 128]
+    assert calls == [(1, 64, 1, 6, 64)]  # traced once
+    assert known.tokens == unknown.tokens
+    assert known.logprobs == unknown.logprobs
 
 
 @pytest.mark.parametrize("dim, group, room", [(64, 3, 192), (128, 4, 16384)])
