@@ -31,9 +31,11 @@ def score(engine: Engine, tokens: list[int], count: int) -> list[tuple[float, li
       log-probability) pairs.
 
     Raises:
-      ValueError: the text is longer than ``engine.longest``.
+      ValueError: the text is longer than ``engine.longest``, or the model has an encoder.
       EngineClosedError: the engine is closed.
     """
+    if engine.lm.has_encoder:
+        raise ValueError("a text has no source, and the model has an encoder: its texts can't be scored")
     if len(tokens) > engine.longest:
         raise ValueError(f"the text has {len(tokens)} tokens, and this engine reads at most {engine.longest}")
     room = kv.room(-(-engine.longest // CHUNK) * CHUNK)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from specjax.models import config_keys as keys
 from specjax.models import config_values as values
@@ -34,6 +34,7 @@ class LlamaConfig:
     mlp_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    start_ids: ClassVar[tuple[int, ...]] = ()  # the tokens with which a decoder starts after a source; no encoder, none
     model_type: str = "llama"  # the name of the family in config.json
     qkv_bias: bool = False  # q, k and v have a bias, and o has none
     qk_norm: bool = False  # each head's query and key is normed before its rotation

@@ -48,6 +48,14 @@ class Model(Protocol):
         ...
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads each prompt, which is then the source of a text: all tokens but the decoder's first.
+
+        A row's tokens are its source, the decoder's first token, and the text.
+        """
+        ...
+
+    @property
     def hidden_size(self) -> int:
         """H, the size of the hidden states."""
         ...
@@ -88,6 +96,10 @@ class Model(Protocol):
         embedded: jax.Array | None = None,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
+        ...
+
+    def read(self, tokens: jax.Array, cache: KVCache, ends: jax.Array, taps: tuple[int, ...] = ()) -> Output:
+        """Reads a block of each prompt: :meth:`specjax.models.stack.Stack.read`."""
         ...
 
     def embed(self, tokens: jax.Array) -> jax.Array:

@@ -133,6 +133,9 @@ class Service:
         if engine.lm.tokenizer is None:
             engine.close(drain=False)
             raise ValueError("a server needs a model with a tokenizer, and this model has none")
+        if engine.lm.has_encoder:
+            engine.close(drain=False)
+            raise ValueError("a server goes on with texts, and this model has an encoder: use specjax.Engine")
         self.engines[name] = engine
         with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()
