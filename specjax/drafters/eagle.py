@@ -28,7 +28,6 @@ from jax import lax
 from specjax.decode.arrays import row_at, span
 from specjax.decode.prefill import check_chunk
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
-from specjax.drafting.base import check_no_encoder
 from specjax.drafting.draw_chain import draw_chain, spreading
 from specjax.drafting.grow_tree import ChainOrTree, Level, Tree
 from specjax.drafting.topology import Topology
@@ -38,7 +37,7 @@ from specjax.models.cache import KVCache
 from specjax.models.heads import eagle3_head
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 Head = Eagle3Head | Eagle1Head
 
@@ -90,7 +89,7 @@ class Eagle(ChainOrTree):
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
-        check_no_encoder(self, target, "the head reads the target's states of the whole text")
+        check_no_encoder(target, "Eagle")
         size, taps, layers = self.config.layer.hidden_size, self.config.taps, target.config.num_hidden_layers
         if size != target.config.hidden_size:
             raise ValueError(

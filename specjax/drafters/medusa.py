@@ -13,7 +13,6 @@ from jax import lax
 
 from specjax.decode.arrays import row_at
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
-from specjax.drafting.base import check_no_encoder
 from specjax.drafting.draw_chain import spreading
 from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
 from specjax.drafting.topology import Topology
@@ -21,7 +20,7 @@ from specjax.models import cache as kv
 from specjax.models import modules
 from specjax.models.cache import KVCache
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 
 class MedusaState(NamedTuple):
@@ -58,7 +57,7 @@ class Medusa(ChainOrTree):
     temperature: float | None = None
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
-        check_no_encoder(self, target, "the heads were trained on a decoder alone")
+        check_no_encoder(target, "Medusa")
         if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "

@@ -8,15 +8,6 @@ from specjax.decode.types import DecodeState, Drafter, Outcome, Plan
 from specjax.models.model import Model, Output
 
 
-def check_no_encoder(drafter: Any, target: Model, why: str) -> None:
-    """Raises ValueError, with the drafter's name and the reason, if the target has an encoder."""
-    if target.has_encoder:
-        raise ValueError(
-            f"{type(drafter).__name__} can't draft for a model with an encoder: {why}; use prompt lookup, or a draft "
-            "model with an encoder"
-        )
-
-
 class FixedWidth:
     """A drafter of chains with one block width, which learns nothing from ``follow`` and ``resume``."""
 

@@ -241,7 +241,7 @@ def _family_of(hf: Mapping[str, Any]) -> relatives.Family:
     if str(name) not in relatives.FAMILIES:
         raise ValueError(
             f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
-            f"{', '.join(relatives.FAMILIES)} and gpt2)"
+            f"{', '.join(relatives.FAMILIES)}, gpt2 and t5)"
         )
     return relatives.FAMILIES[name]
 
@@ -253,7 +253,7 @@ def _read_checked(
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
     if hf.get("model_type") is None:
-        problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)} and gpt2)")
+        problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)}, gpt2 and t5)")
     rules = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
     rules |= {key: rule for key, rule in values.OF_RELATIVES.items() if key in family.reads}
     problems += keys.refused(hf, keys.READ | family.reads, family.only) + values.problems(hf, rules)

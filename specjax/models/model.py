@@ -21,6 +21,14 @@ class Output(NamedTuple):
     taps: dict[int, jax.Array]
 
 
+def check_no_encoder(lm: "Model", who: str) -> None:
+    """Raises ValueError, which says for whom, if a model has an encoder."""
+    if lm.has_encoder:
+        raise ValueError(
+            f"{who} is for decoders alone, and this model has an encoder; docs/models.md says what serves such a model"
+        )
+
+
 class Model(Protocol):
     """A language model with its weights. It is a pytree whose leaves are the weights, so jit takes it as an argument.
 
