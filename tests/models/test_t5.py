@@ -87,7 +87,7 @@ DRAFTERS = {
     "sublayers": lambda twin: LayerSkip(skip_attention=(0,), skip_mlp=(1,)),
     "lookahead": lambda twin: Lookahead(window=2, guesses=2, slots=6),
 }
-DEFAULT = {("t5 1.1", "lookup, else the draft model")}
+DEFAULT = {("t5 1.1", "prompt lookup")}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_draft_that_lags_near_the_end_of_its_cache_leaves_the_source_alone():
     job = specjax.prepare(lm, SOURCES[:1], max_new_tokens=4, drafter=None)
     state = prefill.empty(job.decoder, job.request, jnp.asarray(tokens))
     state = state._replace(lengths=jnp.array([30]), active=jnp.array([True]))
-    lagging = read(lm, tokens, ENDS[:1]).cache
+    lagging = kv.with_lengths(read(lm, tokens, ENDS[:1]).cache, jnp.array(ENDS[:1]))
     caught_up = jax.jit(prefill.catch_up, static_argnums=4)(lm, lagging, state, jnp.array([29]), 64)
     whole = call(lm, tokens[:, 26:29], lagging, ENDS[:1]).cache
     assert caught_up.lengths.tolist() == [29]
