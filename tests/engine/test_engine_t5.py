@@ -18,21 +18,28 @@ DRAFTER = FirstOf(PromptLookup(prompt_lookup_min=1), DraftModel(testing.noisy_tw
 FIXED = dict(drafter=DRAFTER, num_speculative_tokens=3)
 
 
-def alone(source, seed):
-    return specjax.generate(LM, [source], seed=seed, block_width=4, capacity=256, **FIXED, **OPTIONS).tokens[0]
+def alone(source, seed, **changes):
+    options = {**FIXED, **OPTIONS, **changes}
+    return specjax.generate(LM, [source], seed=seed, block_width=4, capacity=256, **options).tokens[0]
 
 
-@pytest.mark.parametrize("overcommit", [False, True])
-def test_every_request_has_the_text_that_it_has_alone(overcommit, monkeypatch):
+def test_every_request_has_the_text_that_it_has_alone(monkeypatch):
     """Two sources begin with the same two pages, of which every entry differs: the encoder looks both ways."""
     monkeypatch.setenv("SPECJAX_CHECK", "1")
-    sizes = dict(slots=3, capacity=192, overcommit=overcommit, kv_tokens=8 * 64 if overcommit else None)
-    with specjax.Engine(LM, **sizes, **FIXED) as engine:
+    with specjax.Engine(LM, slots=3, capacity=192, **FIXED) as engine:
         handles = [engine.submit(source, seed=seed, **OPTIONS) for seed, source in enumerate(SOURCES * 2)]
         got = [handle.result(600).tokens[0] for handle in handles]
-        stats = engine.stats()
+        assert engine.stats().cached_tokens == 0
     assert got == [alone(source, seed) for seed, source in enumerate(SOURCES * 2)]
-    assert stats.cached_tokens == 0 and (stats.swaps > 0) == overcommit
+
+
+def test_requests_that_are_swapped_out_keep_their_sources():
+    options = {**OPTIONS, "max_new_tokens": 170}
+    with specjax.Engine(LM, slots=3, capacity=256, overcommit=True, kv_tokens=8 * 64, **FIXED) as engine:
+        handles = [engine.submit(source, seed=seed, **options) for seed, source in enumerate(SOURCES[2:])]
+        got = [handle.result(600).tokens[0] for handle in handles]
+        assert engine.stats().swaps > 0
+    assert got == [alone(source, seed, max_new_tokens=170) for seed, source in enumerate(SOURCES[2:])]
 
 
 def test_samples_share_their_source():
