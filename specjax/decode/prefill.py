@@ -131,7 +131,7 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
     """Feeds committed tokens to a draft model until its cache holds enough of them.
 
     The loop runs while any active row is behind. A row that is not behind is fed too, and computes some of its entries
-    again. An encoder first reads the sources that it has not read yet.
+    again. An encoder has read the sources before: :func:`read_sources`.
 
     Args:
       lm: the draft model.
@@ -145,7 +145,7 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
     """
     size = min(tuning.prefill_chunk(chunk), cache.capacity)
     if lm.has_encoder:
-        cache, size = _with_sources(lm, cache, state), min(size, _SAFE)
+        size = min(size, _SAFE)
 
     def behind(cache: KVCache):
         return jnp.any(state.active & (cache.lengths < wanted))
@@ -165,8 +165,10 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
 _SAFE = 3
 
 
-def _with_sources(lm: Model, cache: KVCache, state: DecodeState) -> KVCache:
-    """The cache of a model with an encoder, once the encoder has read the sources of all active rows."""
+def read_sources(lm: Model, cache: KVCache, state: DecodeState) -> KVCache:
+    """The cache of a draft model that may not have read along, once its encoder, if any, has read every source."""
+    if not lm.has_encoder:
+        return cache
     ends = state.request.prompt_lengths - 1
 
     def encode(cache: KVCache) -> KVCache:

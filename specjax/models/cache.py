@@ -134,7 +134,8 @@ def paged(cache: KVCache, rows: int, pages: int) -> KVCache:
 
     keys, values = jax.tree.map(pool, (cache.keys, cache.values))
     lengths, table = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, width), jnp.int32)
-    return KVCache(keys, values, lengths, cache.sharding, table, None if cache.source is None else lengths)
+    source = None if cache.source is None else jnp.zeros(rows, jnp.int32)
+    return KVCache(keys, values, lengths, cache.sharding, table, source)
 
 
 def room(entries: int) -> int:

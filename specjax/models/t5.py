@@ -154,7 +154,7 @@ class Encoder(nnx.Module):
         bias = bias_of(self.distance_bias[...], buckets(c, both_ways=True), after[None] + c.max_distance)
         mask = jnp.broadcast_to(span(size)[None] < ends[:, None, None], (rows, size, size))
         block = Block(jnp.zeros(rows, jnp.int32), None, mask, bias)
-        empty = jnp.zeros((rows, c.num_attention_heads, size, c.head_dim), x.dtype)
+        empty = jnp.zeros((rows, c.num_attention_heads, size, c.head_dim), x.dtype)  # each layer's entries, not kept
         call = traced_once()
         for layer in self.layers:
             x, _, _ = call(*nnx.split(layer), x, block, empty, empty, sharding, (True, True))
@@ -201,7 +201,7 @@ class T5(Stack):
         if mask is None:
             behind = (cache.lengths[:, None] + span(positions.shape[1]))[..., None] - slots  # [B, T, S]
             mask = behind >= 0
-        else:  # of a tree, slots are not positions: a branch has one token for each position between two of its tokens
+        else:  # of a tree, slots are not positions, and a distance is the number of visible tokens in between
             behind = jnp.cumsum(mask[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1] - 1
         bias = bias_of(self.distance_bias[...], buckets(self.config, both_ways=False), behind)
         in_source = slots < cache.first[:, None, None]  # [B, 1, S]

@@ -191,7 +191,7 @@ def test_converted_and_eight_bit_folders_give_the_same_model(name, tmp_path):
     small, direct = specjax.load(tmp_path / "int8"), specjax.load(folder, dtype="float32", quantize="int8")
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), small.params, direct.params))
     exact, rounded = (logits_of(model) for model in (lm, small))
-    assert 0 < np.abs(exact - rounded).max() < 0.25 * np.abs(exact).max()
+    assert 0 < np.abs(exact - rounded).mean() < 0.25 * np.abs(exact).mean()
 
 
 @pytest.mark.slow
