@@ -48,6 +48,7 @@ class Variant:
     up: int = 128  # columns of a slot in the up phase
     down: int = 128  # columns of a place in a slot in the down phase
     slots: int = 11  # of the weights' ring
+    ahead: int = 0  # steps by which weights are called into the second-level cache before they are loaded
     inputs: int = 4  # slots of the inputs' ring
     flight: int = 1  # slots whose products may be unfinished when the next slot's begin
     box: int = 0  # rows of a TMA box; 0: as many as fit together
@@ -73,6 +74,7 @@ class Chain:
         self.layer_steps = v.halves * (self.up_steps + self.down_steps)
         assert self.up_steps * v.up == d and self.down_steps * v.down * self.places == self.span
         assert self.down_rows * self.places == 64 and self.up_rows * v.programs == self.span
+        assert max(v.flight, v.ahead) <= min(self.up_steps, self.down_steps) and v.flight < min(v.slots, v.inputs)
 
     def __call__(self, gate_up, down, x):
         """gate_up bf16[L, 2F, D], down bf16[L, D, F], x bf16[8, D] -> bf16[8, D]."""

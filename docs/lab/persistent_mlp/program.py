@@ -46,29 +46,47 @@ class Program:
     def load_weights(self):
         c, v = self.c, self.v
 
-        def load_up(index, half, i, slot):
+        def up_boxes(half, index, i):
             for k in (0, 1):  # gate, up
                 for at, n in c.boxes(c.up_rows):
                     rows = pl.ds(k * c.f + half * c.span + self.me * c.up_rows + at, n)
-                    source = self.gate_up.at[index, rows, pl.ds(i * v.up, v.up)]
-                    target = self.up_ring.at[slot, pl.ds(k * c.up_rows + at, n)]
-                    plgpu.copy_gmem_to_smem(source, target, self.full[0].at[slot])
+                    yield self.gate_up.at[index, rows, pl.ds(i * v.up, v.up)], pl.ds(k * c.up_rows + at, n)
 
-        def load_down(index, half, i, slot):
+        def down_boxes(half, index, i):
             for place in range(c.places):
                 for at, n in c.boxes(c.down_rows):
-                    source = self.down.at[index, pl.ds(self.me * c.down_rows + at, n), c.down_columns(half, place, i)]
-                    target = self.down_ring.at[slot, pl.ds(place * c.down_rows + at, n)]
-                    plgpu.copy_gmem_to_smem(source, target, self.full[1].at[slot])
+                    rows = pl.ds(self.me * c.down_rows + at, n)
+                    source = self.down.at[index, rows, c.down_columns(half, place, i)]
+                    yield source, pl.ds(place * c.down_rows + at, n)
+
+        ups = [(functools.partial(up_boxes, half), c.up_steps, 0) for half in range(v.halves)]
+        downs = [(functools.partial(down_boxes, half), c.down_steps, 1) for half in range(v.halves)]
+        phases = [*ups, *downs, *ups[:1]]
 
         def layer(index):
             base = index * c.layer_steps
-            for load, count in ((load_up, c.up_steps), (load_down, c.down_steps)):
-                for half in range(v.halves):
-                    self.steps(count, base, self.free, v.slots, functools.partial(load, index, half))
-                    base += count
+            for k in range(len(phases) - 1):
+                load = functools.partial(self.load_step, phases[k : k + 2], index, k == len(phases) - 2)
+                self.steps(phases[k][1], base, self.free, v.slots, load)
+                base += phases[k][1]
 
         self.each_layer(layer)
+
+    def load_step(self, phases, index, last, i, slot):
+        """Loads step i of the first of two phases, and calls the step ``ahead`` of it into the second-level cache."""
+        (boxes, count, kind), (next_boxes, *_) = phases
+        ring, ahead = (self.up_ring, self.down_ring)[kind], i + self.v.ahead
+        for source, rows in boxes(index, i):
+            plgpu.copy_gmem_to_smem(source, ring.at[slot, rows], self.full[kind].at[slot])
+
+        def prefetch(boxes, index, i):
+            for source, _ in boxes(index, i):
+                plgpu.async_prefetch(source)
+
+        if self.v.ahead:
+            following = (ahead >= count) & (index + last < self.c.layers)
+            pl.when(ahead < count)(lambda: prefetch(boxes, index, ahead))
+            pl.when(following)(lambda: prefetch(next_boxes, index + last, ahead - count))
 
     def load_inputs(self):
         c, v = self.c, self.v
@@ -106,6 +124,7 @@ class Program:
         self.each_layer(layer)
 
     def wait_for_all(self, which, times):
+        """The barrier ``which`` for the ``times``th time: every program has published. Counters never go back."""
         if self.v.mode == "full":
             count = times * self.v.programs
             plgpu.semaphore_wait(self.arrived.at[which], count, decrement=False, memory_scope="gpu")
@@ -188,7 +207,7 @@ class Program:
         diagonal = acc[:, :ROWS]
         for place in range(1, c.places):
             diagonal = jnp.where(row >= place * c.down_rows, acc[:, place * ROWS : (place + 1) * ROWS], diagonal)
-        for twice in (0, 64):
+        for twice in (0, 64):  # so that 64 rows can be read from the first row of any place
             self.sums[pl.ds(twice, 64)] = diagonal
         y = plgpu.load(self.mine.T, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)
         for place in range(c.places):

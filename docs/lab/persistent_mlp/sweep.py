@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -21,7 +22,46 @@ import jax.numpy as jnp
 from jax import lax
 from kernel import ROWS, Chain, Variant
 
-SHAPES = {"1B": (2048, 8192, 16), "8B": (4096, 14336, 32), "132": (2112, 8448, 16)}  # hidden, intermediate, layers
+SHAPES = {"1B": (2048, 8192, 16), "8B": (4096, 14336, 16), "132": (2112, 8448, 16)}  # hidden, intermediate, layers
+
+
+SWEEP = """
+mode=stream inputs=2 halves=1 up=64
+mode=stream inputs=2 halves=1 down=256 slots=6
+mode=stream inputs=2 halves=1 up=256 down=512 slots=3
+mode=stream inputs=2 halves=1 down=256 slots=3
+mode=stream inputs=2 halves=1 down=256 slots=6 box=16
+mode=stream inputs=2 halves=1 down=256 slots=6 warps=False
+mode=stream inputs=2 halves=1 shape=132 programs=132 up=192 down=192 slots=4
+mode=free halves=1 direct=False up=64 slots=9 inputs=5
+mode=free halves=1 direct=False down=256 slots=5 inputs=2
+mode=free halves=1 direct=False down=256 slots=5 inputs=2 flight=0
+halves=1 direct=False up=64 slots=9 inputs=5
+halves=1 direct=False up=64 slots=9 inputs=5 warps=False
+halves=1 direct=False down=256 slots=5 inputs=2
+halves=1 up=64 slots=9 inputs=5
+direct=False
+up=128
+mode=free
+slots=6
+flight=0
+ahead=4
+ahead=8
+cluster=2
+cluster=2 ahead=8
+single=True
+shape=8B mode=stream inputs=2 halves=1 up=64 down=256 slots=6
+shape=8B mode=stream inputs=2 halves=1 up=128 down=512 slots=3
+shape=8B mode=free halves=1 direct=False up=64 down=256 slots=5
+shape=8B halves=1 direct=False up=64 down=256 slots=5
+shape=8B halves=1 direct=False up=64 down=256 slots=5 flight=0
+shape=8B up=64 slots=12
+shape=8B mode=free up=64 slots=12
+shape=8B up=64 slots=12 ahead=8
+shape=8B up=64 slots=12 cluster=2
+shape=8B up=64 slots=12 cluster=2 ahead=8
+shape=8B up=64 slots=12 single=True
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +82,8 @@ class Job:
         return cls(text, Variant(**given), **own)
 
 
-def by_xla(weights, x, dtype=jnp.bfloat16, rounded=False):
-    """The same chain as XLA's kernels: weights is a list of (gate_up, down). ``dtype`` float32: the reference.
-
-    XLA carries the residual sums in float32 through bfloat16 layers. ``rounded`` forbids that.
-    """
+def by_xla(weights, x, dtype=jnp.bfloat16):
+    """The same chain as XLA's kernels: weights is a list of (gate_up, down). ``dtype`` float32: the reference."""
     full = lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
     def dot(x, w):
@@ -54,8 +91,7 @@ def by_xla(weights, x, dtype=jnp.bfloat16, rounded=False):
 
     for gate_up, down in weights:
         gate, up = jnp.split(dot(x, gate_up), 2, axis=1)
-        y = x.astype(jnp.float32) + dot((jax.nn.silu(gate) * up).astype(dtype), down)
-        x = (lax.reduce_precision(y, 8, 7) if rounded else y).astype(dtype)
+        x = (x.astype(jnp.float32) + dot((jax.nn.silu(gate) * up).astype(dtype), down)).astype(dtype)
     return x
 
 
@@ -86,22 +122,23 @@ def looped(chain_of, calls=20):
 
 
 def timed(run, weights, x, layers, calls=20, repeats=7):
-    """Microseconds a layer: least and median of the repeats."""
-    jax.block_until_ready(run(weights, x))
-    times = []
+    """Microseconds a layer, least and median of the repeats; the result; whether all results have the same bits."""
+    first = jax.block_until_ready(run(weights, x))
+    times, same = [], True
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(run(weights, x))
+        y = jax.block_until_ready(run(weights, x))
         times.append((time.perf_counter() - start) / calls / layers * 1e6)
-    return min(times), sorted(times)[repeats // 2]
+        same = same and bool(jnp.array_equal(first, y))
+    return min(times), sorted(times)[repeats // 2], first, same
 
 
 @contextlib.contextmanager
 def alone():
-    """This process has the card for itself. A kernel that hangs is ended after 20 s."""
-    with open("/tmp/persistent_mlp.lock", "w") as lock:
+    """This process has the card for itself. A kernel that hangs is ended after 40 s."""
+    with open(os.path.join(tempfile.gettempdir(), "persistent_mlp.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        signal.alarm(20)
+        signal.alarm(40)
         yield
         signal.alarm(0)
 
@@ -113,37 +150,38 @@ def error(y, reference):
 
 @functools.cache
 def expected(shape, layers):
-    """The chain in float32, and the errors of XLA's chain, with and without rounding between layers."""
+    """The chain in float32, and the error of XLA's bfloat16 chain with its rounding after each layer."""
     gate_up, down, x = drawn(shape, layers)
-    weights = [(gate_up[index], down[index]) for index in range(layers)]
-    reference = jax.jit(lambda w, x: by_xla(w, x, jnp.float32))(weights, x.astype(jnp.float32))
-    errors = [error(jax.jit(lambda w, x, r=r: by_xla(w, x, rounded=r))(weights, x), reference) for r in (False, True)]
-    return reference, errors
+
+    def scanned(x, dtype):
+        step = jax.jit(lambda weights, x: lax.scan(lambda x, w: (by_xla([w], x, dtype), None), x, weights)[0])
+        return step((gate_up, down), x.astype(dtype))
+
+    reference = scanned(x, jnp.float32)
+    return reference, error(scanned(x, jnp.bfloat16), reference)
 
 
 def measure(job: Job):
     layers = job.layers or SHAPES[job.shape][2]
     d, f, _ = SHAPES[job.shape]
-    chain, x = Chain(job.variant, layers, d, f), jax.ShapeDtypeStruct((ROWS, d), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((ROWS, d), jnp.bfloat16)
     stacked = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((layers, 2 * f, d), (layers, d, f))]
-    once = jax.jit(chain).lower(*stacked, x).compile()
     if job.single:
         one = Chain(job.variant, 1, d, f)
         stacked = [[jax.ShapeDtypeStruct(w.shape[1:], w.dtype) for w in stacked]] * layers
         run = looped(lambda weights, x: functools.reduce(lambda x, w: one(w[0][None], w[1][None], x), weights, x))
     else:
+        chain = Chain(job.variant, layers, d, f)
         run = looped(lambda weights, x: chain(*weights, x))
     run = run.lower(stacked, x).compile()
     with alone():
         gate_up, down, x = drawn(job.shape, layers)
+        weights = [[gate_up[i] + 0, down[i] + 0] for i in range(layers)] if job.single else [gate_up, down]
+        best, median, y, same = timed(run, weights, x, layers)
         exact = ""
         if job.variant.mode == "full":
-            y = once(gate_up, down, x)
-            same = all(bool(jnp.array_equal(y, once(gate_up, down, x))) for _ in range(20))
-            reference, (plain, rounded) = expected(job.shape, layers)
-            exact = f" | error {error(y, reference):.1e} (XLA {plain:.1e}, rounded {rounded:.1e}) same bits {same}"
-        weights = [[gate_up[index] + 0, down[index] + 0] for index in range(layers)] if job.single else [gate_up, down]
-        best, median = timed(run, weights, x, layers)
+            reference, by_rounding = expected(job.shape, layers)
+            exact = f" | error {error(y, reference):.1e} (XLA {by_rounding:.1e}) same bits {same}"
     rate = 6 * d * f / best / 1e6
     print(f"{best:6.1f} us (median {median:6.1f}) {rate:.2f} TB/s | {job.text}{exact}", flush=True)
 
@@ -152,20 +190,20 @@ def measure_xla(shape):
     layers = SHAPES[shape][2]
     with alone():
         gate_up, down, x = drawn(shape, layers)
-        weights = [(gate_up[index] + 0, down[index] + 0) for index in range(layers)]
+        weights = [(gate_up[i] + 0, down[i] + 0) for i in range(layers)]
         del gate_up, down
         drawn.cache_clear()
     line = f"XLA {shape}, {layers} layers:"
     for rows in (2, 6, 8):
-        run = looped(by_xla).lower(weights, x[:rows]).compile()
-        with alone():
-            best, median = timed(run, weights, x[:rows], layers)
+        with alone():  # XLA measures tilings while it compiles
+            run = looped(by_xla).lower(weights, x[:rows]).compile()
+            best, median, *_ = timed(run, weights, x[:rows], layers)
         line += f" {rows} rows {best:.1f} us (median {median:.1f})"
     with alone():
         big = jax.jit(lambda: jax.random.normal(jax.random.key(1), (1 << 30,), jnp.float32))()
         run = looped(lambda w, x: x + jnp.max(w * (1 + x[0, 0].astype(jnp.float32) * 0)).astype(x.dtype))
         run(big, x)
-        read, _ = timed(run, big, x, 1)
+        read, *_ = timed(run, big, x, 1)
     print(f"{line} | a maximum over 4 GiB: {2**32 / read / 1e6:.2f} TB/s", flush=True)
 
 
@@ -194,4 +232,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["work"]:
         work(sys.argv[2:])
     else:
-        main(sys.argv[1:])
+        main(sys.argv[1:] or SWEEP.strip().splitlines())
