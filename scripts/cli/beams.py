@@ -46,7 +46,7 @@ def run(lm: specjax.LM, prompts: list[str], options: dict[str, Any], args: argpa
     print("\n" + summary(result, count))
     if args.compare:
         with progress.waiting("searching without a draft"):
-            plain = specjax.generate(lm, prompts, **{**options, "drafter": None})
+            plain = specjax.generate(lm, prompts, **{**options, "drafter": None, "num_draft_beams": None})
         same = "identical texts" if plain.tokens == result.tokens else "different texts (see docs/beams.md)"
         print(f"without a draft: {summary(plain, count)}; {same}")
     return result

@@ -30,7 +30,7 @@ from specjax.decode import history as histories
 from specjax.decode.arrays import rows_at, span, where_rows
 from specjax.decode.beams import Beams, Finished, Rules, advance, grown, last_tokens, placed
 from specjax.decode.decoder import Decoder
-from specjax.decode.types import DecodeState, Drafter, Request
+from specjax.decode.types import DecodeState, Drafter, History, Request
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.model import Model, Output
@@ -98,7 +98,7 @@ class BeamState(NamedTuple):
     # The drafter's own state.
     drafter: Any
     # The steps that each round drafted and accepted.
-    history: Any
+    history: History
 
 
 class Nodes(NamedTuple):

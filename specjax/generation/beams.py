@@ -5,13 +5,12 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode.beam_round import BeamSearch
 from specjax.decode.beams import Finished, Rules
 from specjax.decode.numeric import Number, in_range, is_int
-from specjax.decode.types import History
+from specjax.decode.types import Drafter, History, Request
 from specjax.generation import requests
 from specjax.generation.job import Job
 from specjax.generation.metrics import Metrics
@@ -37,9 +36,9 @@ def beam_search(lm: LM, prompts: Any, options: Options) -> Result:
     _check(options)
     without = {name: getattr(Options(), name) for name in OF_BEAMS}
     job = job_of(lm, prompts, dataclasses.replace(options, **without))
-    search, tokens, rules = _search(job, options)
+    search, request, tokens, rules = _search(job, options)
     began = time.perf_counter()
-    read = search.decoder.start(job.request, tokens, job.chunk)
+    read = search.decoder.start(request, tokens, job.chunk)
     jax.block_until_ready(read.lengths)
     prefilled = time.perf_counter()
     state = search.run(search.start(read, rules))
@@ -74,23 +73,14 @@ def _check(options: Options) -> None:
         raise ValueError(f"early_stopping must be True, False or 'never', got {options.early_stopping!r}")
 
 
-def _search(job: Job, options: Options) -> tuple[BeamSearch, Any, Rules]:
-    """The search, the prompts i32[B, S] with room for all beams, and the rules.
+def _search(job: Job, options: Options) -> tuple[BeamSearch, Request, Any, Rules]:
+    """The search, the request, the prompts i32[B, S] with room for all beams, and the rules.
 
     Raises:
       ValueError: the drafter can't draft for beams, or a prompt has no room for a new token.
     """
     drafter, size, width = job.decoder.drafter, job.decoder.num_speculative_tokens, options.num_beams
-    if not hasattr(drafter, "propose_beams"):
-        raise ValueError(
-            f"{type(drafter).__name__} can't draft for beams; give specjax.drafters.DraftModel(lm), or None for plain "
-            "beam search"
-        )
-    if temperature := getattr(drafter, "temperature", None):
-        raise ValueError(
-            f"a draft temperature has no effect on beams, got {type(drafter).__name__} with {temperature!r}; leave the "
-            "temperature out"
-        )
+    _check_drafter(drafter, size, options)
     wide = 2 * width if options.num_draft_beams is None else options.num_draft_beams
     new = job.request.limit - job.request.prompt_lengths
     if (new < 1).any():
@@ -104,12 +94,33 @@ def _search(job: Job, options: Options) -> tuple[BeamSearch, Any, Rules]:
     tokens = np.zeros((batch, requests.bucket(max(needed, longest), job.chunk)), np.int32)
     tokens[:, :longest] = job.tokens
     penalty = PENALTY.array("length_penalty", options.length_penalty, batch)
-    rules = Rules(
-        jnp.ones(batch, jnp.float32) if penalty is None else jnp.asarray(penalty),
-        early=jnp.full(batch, options.early_stopping is True),
-        never_early=jnp.full(batch, options.early_stopping == "never"),
-    )
-    return BeamSearch(job.decoder, width, wide), tokens, rules
+    rules: list[Any] = [
+        np.ones(batch, np.float32) if penalty is None else penalty,
+        np.full(batch, options.early_stopping is True),
+        np.full(batch, options.early_stopping == "never"),
+    ]
+    stops = len(stop_token_ids(job.decoder.target, job.options))  # without padding: each one means W more candidates
+    request = job.request._replace(stop_ids=job.request.stop_ids[:, :stops])
+    return BeamSearch(job.decoder, width, wide), request, tokens, Rules(*rules)
+
+
+def _check_drafter(drafter: Drafter, size: int, options: Options) -> None:
+    """Raises ValueError if a drafter can't draft for beams, or an option of drafts is given without a drafter."""
+    if not hasattr(drafter, "propose_beams"):
+        raise ValueError(
+            f"{type(drafter).__name__} can't draft for beams; give specjax.drafters.DraftModel(lm), or None for plain "
+            "beam search"
+        )
+    if temperature := getattr(drafter, "temperature", None):
+        raise ValueError(
+            f"a draft temperature has no effect on beams, got {type(drafter).__name__} with {temperature!r}; leave the "
+            "temperature out"
+        )
+    if size == 0 and options.num_draft_beams is not None:
+        raise ValueError(
+            f"num_draft_beams={options.num_draft_beams} needs a draft: give specjax.drafters.DraftModel(lm), and "
+            "num_speculative_tokens of at least 1; or leave num_draft_beams out"
+        )
 
 
 def _result(job: Job, count: int, finished: Finished, history: History, seconds: dict[str, float]) -> Result:

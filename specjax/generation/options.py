@@ -101,7 +101,11 @@ OF_BEAMS = ("num_beams", "num_return_sequences", "length_penalty", "early_stoppi
 def changed(options: Options, names: Sequence[str]) -> list[str]:
     """Those of the options ``names`` that don't have their default value."""
     default = Options()
-    return [name for name in names if not np.array_equal(getattr(options, name), getattr(default, name))]
+
+    def same(a: Any, b: Any) -> bool:  # 0 is not False: logprobs=0 asks for log-probabilities
+        return np.array_equal(a, b) and isinstance(a, bool) == isinstance(b, bool)
+
+    return [name for name in names if not same(getattr(options, name), getattr(default, name))]
 
 
 def options_of(given: dict[str, Any]) -> Options:

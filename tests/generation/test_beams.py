@@ -1,9 +1,11 @@
 """Beam search through ``generate``: the texts of transformers' beam search, plain and speculated, and fewer calls."""
 
+import dataclasses
 import functools
 import random
 import tempfile
 
+import jax
 import numpy as np
 import pytest
 import relatives
@@ -81,12 +83,24 @@ def test_texts_and_scores_are_those_of_transformers_and_speculation_calls_the_ta
 def test_a_draft_that_is_the_target_is_accepted_whole():
     """Round after round, so the entries of accepted tokens lie right in the draft's cache too."""
     _, lm = models(1)
-    options = dict(num_beams=3, no_repeat_ngram_size=0, max_new_tokens=16, ignore_eos=True, num_speculative_tokens=3)
+    options = dict(num_beams=3, no_repeat_ngram_size=0, max_new_tokens=16, early_stopping="never", length_penalty=2.0)
     plain = specjax.generate(lm, [[1, 2], [3]], **options)
-    out = specjax.generate(lm, [[1, 2], [3]], drafter=DraftModel(lm), **options)
+    out = specjax.generate(lm, [[1, 2], [3]], drafter=DraftModel(lm), num_speculative_tokens=3, **options)
     assert out.tokens == plain.tokens
-    assert [m.per_step_accepted for m in out.metrics] == [[3, 3, 3, 3]] * 2
-    assert [m.per_step_drafted for m in plain.metrics] == [[0] * 16] * 2
+    for drafted, alone in zip(out.metrics, plain.metrics, strict=True):
+        *rounds, _ = drafted.per_step_accepted  # the last round ends with the search
+        assert rounds == [3] * len(rounds) and len(rounds) >= 2
+        assert drafted.completion_tokens == alone.completion_tokens == alone.num_steps
+        drafted.check()
+
+
+def test_texts_that_are_not_there_are_an_error_that_holds_the_others():
+    _, lm = models(1)
+    broken = dataclasses.replace(lm, params=jax.tree.map(lambda x: x * np.nan, lm.params))
+    options = dict(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=0, max_new_tokens=16)
+    with pytest.raises(specjax.NoDistributionError, match="num_return_sequences=2 .* prompt 0, prompt 1") as caught:
+        specjax.generate(broken, [[1, 2], [3]], **options)
+    assert caught.value.result.tokens == [[]] * 4 and caught.value.result.finish_reasons == [None] * 4
 
 
 @pytest.mark.slow
@@ -145,6 +159,8 @@ REFUSALS = {
     "block_width can't": dict(block_width=8),
     "stop can't": dict(stop="a"),
     "logprobs can't": dict(logprobs=True),
+    "logprobs can't be": dict(logprobs=0),
+    "num_draft_beams=6 needs a draft": dict(num_draft_beams=6),
     "capacity can't": dict(capacity=64),
     "PromptLookup can't draft for beams": dict(drafter="ngram"),
     "PromptLookup can't draft": dict(drafter=PromptLookup()),
