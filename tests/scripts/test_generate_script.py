@@ -282,8 +282,8 @@ def test_two_tokenizers_are_refused(capsys, folder, other_tokenizer):
 
 @pytest.mark.slow  # compiles four searches
 def test_beams_are_printed_with_scores_and_compared_with_a_search_without_a_draft(capsys, folder):
-    args = ("--model", folder, "--prompt", "abc", "--prompt", "xyz", "--num-beams", "3", "--num-return-sequences", "2",
-            "--drafter", "model", "--draft-model", folder, "--num-draft-beams", "5", "--early-stopping", "never")  # fmt: skip
+    flags = "--num-beams 3 --num-return-sequences 2 --num-draft-beams 5 --early-stopping never --drafter model".split()
+    args = ("--model", folder, "--prompt", "abc", "--prompt", "xyz", "--draft-model", folder, *flags)
     code, out, err = run(capsys, *args, "--compare")
     lines = out.splitlines()
     assert code == 0, err
