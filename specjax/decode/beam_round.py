@@ -3,8 +3,9 @@
 The drafter runs a beam search of its own from the target's W beams, u >= W beams wide and K steps deep. One call of
 the target reads the last tokens of the W beams and the u tokens of each drafted level. Then the target's own search
 walks over these answers. A step needs the logits after its W beams. If all of them are among the drafted tokens, the
-walk goes on, and else it ends. So a round takes 1 to K + 1 steps, each exactly the step of plain beam search. Plain
-beam search is the round of a drafter that proposes nothing.
+walk goes on. It also goes on if the beams that were not drafted are so unlikely that their children could not have been
+chosen. So a round takes 1 to K + 1 steps, each exactly the step of plain beam search. Plain beam search is the round of
+a drafter that proposes nothing.
 
 All beams of a prompt share one row of the cache. A step adds W entries, and a mask says which entries are of which
 beam:
@@ -28,8 +29,9 @@ from jax import lax
 
 from specjax.decode import history as histories
 from specjax.decode.arrays import rows_at, span, where_rows
-from specjax.decode.beams import Beams, Finished, Rules, advance, grown, last_tokens, placed
+from specjax.decode.beams import Beams, Children, Finished, Rules, advance, grown, last_tokens, placed
 from specjax.decode.decoder import Decoder
+from specjax.decode.sampling import SamplingParams
 from specjax.decode.types import DecodeState, Drafter, History, Request
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
@@ -121,10 +123,12 @@ class Walk(NamedTuple):
     lengths: jax.Array
     finished: Finished
     active: jax.Array
-    # bool[B] Whether the logits after all present beams are known.
+    # bool[B] Whether the walk goes on.
     going: jax.Array
     # i32[B, W] The node of each beam's last token.
     at: jax.Array
+    # bool[B, W] Whether the beam was not drafted: there is no such node, and no answer after it.
+    lost: jax.Array
     # i32[B, K+1, W] The nodes of the beams of each step.
     kept: jax.Array
     # i32[B] The number of steps.
@@ -203,19 +207,42 @@ def nodes_of(state: BeamState, levels: Levels) -> Nodes:
     return Nodes(tokens, jnp.concatenate(parents, axis=1), positions, jnp.concatenate(sees, axis=1))
 
 
+def certain(chosen: Children, scores: jax.Array, lost: jax.Array, sampling: SamplingParams) -> jax.Array:
+    """Whether the chosen candidates would be the same if the children of lost beams had competed. -> bool[B].
+
+    A child's score is at most that of its beam. If every chosen candidate has a higher score than every lost beam, no
+    child of a lost beam would be among the best. Biases and some penalties can make a score rise, so with them there is
+    no such bound.
+
+    Args:
+      chosen: the W candidates, chosen among the children of the other beams.
+      scores: f32[B, W], the scores of the beams.
+      lost: bool[B, W], the beams after which the logits are not known.
+      sampling: how tokens are scored.
+    """
+    highest = jnp.max(jnp.where(lost, scores, -jnp.inf), axis=1)
+    rises = any(x is not None for x in (sampling.logit_bias, sampling.presence_penalty, sampling.frequency_penalty))
+    none_lost = jnp.isneginf(highest)  # beams that are not there have no children
+    return none_lost | (chosen.scores[:, -1] > (jnp.inf if rises else highest))
+
+
 def judge(search: BeamSearch, state: BeamState, nodes: Nodes, out: Output) -> Walk:
-    """The target's search over the answers to a block, until a beam is not among the drafted tokens."""
+    """The target's search over the answers to a block, as far as the answers decide it."""
     width, wide, depth = search.num_beams, search.num_draft_beams, search.decoder.num_speculative_tokens
     roots = jnp.broadcast_to(span(width), state.beams.scores.shape)
     kept = jnp.broadcast_to(roots[:, None], (len(roots), depth + 1, width))
     walk = Walk(
-        state.beams, state.lengths, state.finished, state.active, state.active, roots, kept,
-        jnp.zeros_like(state.lengths),
+        state.beams, state.lengths, state.finished, state.active, state.active, roots, jnp.zeros(roots.shape, bool),
+        kept, jnp.zeros_like(state.lengths),
     )  # fmt: skip
 
     def step(carry: tuple[jax.Array, Walk]) -> tuple[jax.Array, Walk]:
         i, old = carry
-        beams = old.beams._replace(sees=placed(old.beams.sees, state.cache.lengths + i * width))
+        beams = Beams(
+            tokens=old.beams.tokens,
+            scores=jnp.where(old.lost, -jnp.inf, old.beams.scores),
+            sees=placed(old.beams.sees, state.cache.lengths + i * width),
+        )
         logits = rows_at(out.logits, old.at)  # [B, W, V]
         chosen, finished, active = advance(beams, old.finished, old.lengths, logits, state.request, state.rules)
         drafted = width + i * wide + jnp.arange(wide, dtype=jnp.int32)  # the nodes of the next level
@@ -223,18 +250,19 @@ def judge(search: BeamSearch, state: BeamState, nodes: Nodes, out: Output) -> Wa
         same = (tokens[:, None] == chosen.tokens[..., None]) & (
             parents[:, None] == rows_at(old.at, chosen.parents)[..., None]
         )  # [B, W, u]
-        known = jnp.all(jnp.any(same, axis=2) | ~jnp.isfinite(chosen.scores), axis=1) & (i < depth)
         new = Walk(
             beams=grown(beams, old.lengths, chosen),
             lengths=old.lengths + 1,
             finished=finished,
             active=active,
-            going=active & known,
+            going=active & (i < depth),
             at=width + i * wide + jnp.argmax(same, axis=2).astype(jnp.int32),
+            lost=~jnp.any(same, axis=2),
             kept=old.kept.at[:, i].set(old.at),
             steps=old.steps + 1,
         )
-        return i + 1, where_rows(old.going, new, old)
+        taken = old.going & certain(chosen, old.beams.scores, old.lost, state.request.sampling)
+        return i + 1, where_rows(taken, new, old._replace(going=jnp.zeros_like(taken)))
 
     return lax.while_loop(lambda carry: jnp.any(carry[1].going), step, (jnp.int32(0), walk))[1]
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.decode import beams as b
+from specjax.decode.beam_round import certain
 from specjax.decode.sampling import SamplingParams
 from specjax.decode.types import Request
 
@@ -89,3 +90,22 @@ def test_a_beam_that_is_not_there_has_no_children():
     assert (done.scores == DEAD).all() and goes_on
     nothing = advance([[np.nan] * 4] * 2, [0.0, DEAD], length=2)
     assert (nothing[0].scores == DEAD).all() and not nothing[2]
+
+
+LOST = {
+    "none is lost": ([-0.5, -1.5], [False, False], {}, True),
+    "every child is better than the lost beam": ([-0.5, -2.5], [False, True], {}, True),
+    "a child of the lost beam could be better": ([-0.5, -1.5], [False, True], {}, False),
+    "it could be as good": ([-0.5, -2.0], [False, True], {}, False),
+    "the lost beam is not there": ([-0.5, DEAD], [False, True], {}, True),
+    "a penalty may raise a score": ([-0.5, -2.5], [False, True], {"presence_penalty": np.zeros(1)}, False),
+    "a penalty, and none is lost": ([-0.5, -1.5], [False, False], {"presence_penalty": np.zeros(1)}, True),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_beam_that_was_not_drafted_matters_unless_all_that_is_chosen_is_better(name):
+    scores, lost, penalties, expected = LOST[name]
+    chosen = b.Children(np.zeros((1, 2), int), np.zeros((1, 2), int), np.array([[-1.0, -2.0]]))
+    params = SamplingParams(np.zeros(1), **penalties)
+    assert certain(chosen, np.array([scores]), np.array([lost]), params).tolist() == [expected]

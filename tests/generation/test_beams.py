@@ -66,7 +66,7 @@ def check(layers: int, number: int, width: int) -> tuple[int, int]:
     prompts, options = case(number, width)
     expected = [reference(model, prompt, EOS, **options) for prompt in prompts]
     calls = []
-    for drafter in (None, DraftModel(testing.noisy_twin(lm, 0.02))):
+    for drafter in (None, DraftModel(testing.noisy_twin(lm, 0.05))):  # often wrong
         out = specjax.generate(lm, prompts, drafter=drafter, num_speculative_tokens=3, **options)
         assert out.tokens == [text for texts, _ in expected for text in texts], options
         np.testing.assert_allclose(out.scores, [s for _, scores in expected for s in scores], rtol=1e-4, atol=1e-5)
@@ -77,7 +77,7 @@ def check(layers: int, number: int, width: int) -> tuple[int, int]:
 
 def test_texts_and_scores_are_those_of_transformers_and_speculation_calls_the_target_less_often():
     counts = np.array([check(1, number, 3) for number in range(8)])
-    assert (counts[:, 1] <= counts[:, 0]).all() and counts[:, 1].sum() < 0.7 * counts[:, 0].sum()
+    assert (counts[:, 1] <= counts[:, 0]).all() and counts[:, 1].sum() < 0.8 * counts[:, 0].sum()
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole():

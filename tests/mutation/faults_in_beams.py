@@ -44,3 +44,8 @@ def the_draft_forgets_the_scores_of_the_beams():
         return faulty
 
     wrap(draft_model, "draw_beams", make)
+
+
+@fault(TEXTS_OF_BEAMS)
+def a_beam_that_was_not_drafted_never_matters():
+    beam_round.certain = lambda chosen, scores, lost, sampling: jnp.isfinite(chosen.scores[:, -1])
