@@ -31,7 +31,7 @@ DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """The keyword arguments of ``specjax.prepare``."""
     names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "block_width", "max_new_tokens", "seed",
-             *beams.FLAGS]  # fmt: skip
+             *options_room.OF_BEAMS]  # fmt: skip
     logprobs = False if args.logprobs is None else args.logprobs
     given = {name: getattr(args, name) for name in names}
     return {"drafter": choices.build(lm, args), "logprobs": logprobs, **given, "temperature": args.temperature or 0.0}

@@ -7,8 +7,7 @@ from typing import Any
 import specjax
 from specjax.report import progress
 
-FLAGS = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "num_draft_beams")
-# Flags of which nothing is left in beam search, with their values that say that they were not given.
+# Flags that have no meaning in beam search, with the values that say that the user did not give them.
 ONE_TEXT = {"stream": None, "trace": False, "profile": False, "memory": False, "json": None, "adaptive": None}
 EARLY = {"false": False, "true": True, "never": "never"}
 
@@ -24,13 +23,13 @@ def add_flags(add: Callable) -> None:
 
 
 def settle(args: argparse.Namespace) -> None:
-    """Settles the flags before the drafter's. Raises ValueError if a flag can't go with beams, or with one text."""
+    """Settles the flags before the drafter's. Raises ValueError if a flag can't go with beams."""
     args.early_stopping = EARLY[args.early_stopping]
     if args.num_beams == 1:
         return
     given = [name for name, off in ONE_TEXT.items() if getattr(args, name) != off]
     if given:
-        raise ValueError(f"--{', --'.join(given)} can't go with --num-beams: they describe the rounds of one text")
+        raise ValueError(f"--{', --'.join(given)} can't go with --num-beams")
     args.drafter = "none" if args.drafter == "auto" else args.drafter
 
 

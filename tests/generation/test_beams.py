@@ -71,7 +71,7 @@ def check(layers: int, number: int, width: int) -> tuple[int, int]:
         assert out.tokens == [text for texts, _ in expected for text in texts], options
         np.testing.assert_allclose(out.scores, [s for _, scores in expected for s in scores], rtol=1e-4, atol=1e-5)
         assert out.finish_reasons == ["stop" if text[-1] in EOS else "length" for text in out.tokens]
-        calls.append(sum(m.num_steps for m in out.metrics))
+        calls.append(sum(m.num_steps for m in out.metrics[:: options["num_return_sequences"]]))
     return calls[0], calls[1]
 
 
@@ -107,7 +107,7 @@ def test_texts_that_are_not_there_are_an_error_that_holds_the_others():
 @pytest.mark.parametrize("width", (2, 4))
 def test_random_cases_are_those_of_transformers(width):
     counts = np.array([check(2, number, width) for number in range(100 + width, 125 + width)])
-    assert counts[:, 1].sum() < 0.8 * counts[:, 0].sum()
+    assert counts[:, 1].sum() < 0.9 * counts[:, 0].sum()
 
 
 @pytest.mark.slow
