@@ -244,7 +244,9 @@ def judge(search: BeamSearch, state: BeamState, nodes: Nodes, out: Output) -> Wa
             sees=placed(old.beams.sees, state.cache.lengths + i * width),
         )
         logits = rows_at(out.logits, old.at)  # [B, W, V]
-        chosen, finished, active = advance(beams, old.finished, old.lengths, logits, state.request, state.rules)
+        chosen, finished, active = advance(
+            beams, old.finished, old.lengths, logits, state.request, state.cache.first, state.rules
+        )
         drafted = width + i * wide + jnp.arange(wide, dtype=jnp.int32)  # the nodes of the next level
         tokens, parents = (jnp.take(x, drafted, axis=1, mode="clip") for x in (nodes.tokens, nodes.parents))
         same = (tokens[:, None] == chosen.tokens[..., None]) & (

@@ -68,7 +68,9 @@ class Rules(NamedTuple):
     never_early: jax.Array
 
 
-def children(beams: Beams, lengths: jax.Array, logits: jax.Array, request: Request, width: int) -> Children:
+def children(
+    beams: Beams, lengths: jax.Array, logits: jax.Array, request: Request, begins: jax.Array, width: int
+) -> Children:
     """The best candidates: so many that at least ``width`` of them don't end in a stop token.
 
     Args:
@@ -76,6 +78,7 @@ def children(beams: Beams, lengths: jax.Array, logits: jax.Array, request: Reque
       lengths: i32[B], the length of the beams.
       logits: [B, W, V], the model's logits after each beam.
       request: the request of each prompt.
+      begins: i32[B], where the text begins, of which repetition counts (``Context.begins``).
       width: how many beams will be chosen.
 
     Returns:
@@ -83,11 +86,11 @@ def children(beams: Beams, lengths: jax.Array, logits: jax.Array, request: Reque
     """
     batch, old, vocab = logits.shape
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch * old, 1, vocab)
-    params, ends, starts = jax.tree.map(
-        lambda x: jnp.repeat(x, old, axis=0), (request.sampling, lengths, request.prompt_lengths)
+    params, ends, starts, begins = jax.tree.map(
+        lambda x: jnp.repeat(x, old, axis=0), (request.sampling, lengths, request.prompt_lengths, begins)
     )
     no_path = jnp.zeros((batch * old, 1, 0), jnp.int32)
-    context = sampling.Context(beams.tokens.reshape(batch * old, -1), ends, starts, no_path)
+    context = sampling.Context(beams.tokens.reshape(batch * old, -1), ends, starts, no_path, begins)
     logprobs = sampling.unsharpened(logprobs, params, context).reshape(batch, old, vocab)
     scores = (logprobs + beams.scores[..., None]).reshape(batch, old * vocab)
     count = min(width * (1 + request.stop_ids.shape[1]), old * vocab)
@@ -109,7 +112,13 @@ def grown(beams: Beams, lengths: jax.Array, found: Children) -> Beams:
 
 
 def advance(
-    beams: Beams, finished: Finished, lengths: jax.Array, logits: jax.Array, request: Request, rules: Rules
+    beams: Beams,
+    finished: Finished,
+    lengths: jax.Array,
+    logits: jax.Array,
+    request: Request,
+    begins: jax.Array,
+    rules: Rules,
 ) -> tuple[Children, Finished, jax.Array]:
     """One step of the search.
 
@@ -119,13 +128,14 @@ def advance(
       lengths: i32[B], the length of the beams.
       logits: [B, W, V], the target's logits after each beam.
       request: the request of each prompt.
+      begins: as in :func:`children`.
       rules: how the search ends.
 
     Returns:
       The W candidates that are the next beams, the finished texts, and bool[B], whether the search goes on.
     """
     width = beams.scores.shape[1]
-    found = children(beams, lengths, logits, request, width)
+    found = children(beams, lengths, logits, request, begins, width)
     ends = is_stop(found.tokens, request.stop_ids) | (lengths + 1 >= request.limit)[:, None]  # [B, C]
     chosen = best(found, ~ends, width)
     new = (lengths + 1 - request.prompt_lengths).astype(jnp.float32)

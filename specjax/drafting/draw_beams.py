@@ -43,7 +43,7 @@ def draw_beams(
 
     def step(carry: tuple[Beams, jax.Array, KVCache], depth: jax.Array):
         beams, logits, cache = carry
-        found = children(beams, lengths + depth, logits, request, width)
+        found = children(beams, lengths + depth, logits, request, state.cache.first, width)
         chosen = best(found, ~is_stop(found.tokens, request.stop_ids), width)
         beams = grown(beams, lengths + depth, chosen)
         logits, cache, beams = feed(lm, cache, beams, lengths + depth + 1)

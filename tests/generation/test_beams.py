@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import relatives
+import t5_folders
 import torch
 import transformers
 
@@ -121,6 +122,27 @@ def test_relatives_with_windows_are_those_of_transformers(name):
     for drafter in (None, DraftModel(testing.noisy_twin(lm, 0.01))):
         out = specjax.generate(lm, prompts, drafter=drafter, num_speculative_tokens=3, **options)
         assert out.tokens == [text for texts in expected for text in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("t5", "t5 1.1"))
+def test_beams_over_an_encoder_are_those_of_transformers(name):
+    """Repetition counts in the text alone, and each row has a source of its own length."""
+    lm, model = specjax.load(t5_folders.folder(name), dtype="float32"), t5_folders.model(name)
+    sources, count = [[5, 9, 3, 3, 7, 2, 8], [4, 6]], 3
+    options = dict(num_beams=count, num_return_sequences=count, max_new_tokens=12, no_repeat_ngram_size=2)
+    expected = []
+    for source in sources:
+        ids = torch.tensor([source])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=1, pad_token_id=0, **options
+        )
+        texts = [row[1:] for row in out.tolist()]
+        expected += [text[: text.index(1) + 1] if 1 in text else text[:12] for text in texts]
+    for drafter in (None, DraftModel(testing.noisy_twin(lm, 0.02))):
+        out = specjax.generate(lm, sources, drafter=drafter, num_speculative_tokens=3, **options)
+        assert out.tokens == expected
+    assert out.metrics[0].num_accepted_tokens > 0
 
 
 PENALTIES = {
