@@ -127,9 +127,8 @@ def by_xla(
     batch, size, kv_heads, width, dim = qkv.shape
     group, (starts, angles, mask, bias, table) = width - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
-    values = kv.write(values, v.swapaxes(1, 2), starts, table)
+    q = qk[..., :group, :]
+    keys, values = written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
     row_keys, row_values = kv.by_rows(keys, table), kv.by_rows(values, table)  # [B, kv, S, D]
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
@@ -146,3 +145,10 @@ def by_xla(
     out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, qkv.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
     return out.reshape(batch, size, -1), keys, values
+
+
+def written(k: jax.Array, v: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[Buffer, Buffer]:
+    """The cache of one layer with a block's keys, already rotated, and values, each [B, T, kv_heads, D], in it."""
+    k, v = kv.finite_values(k, v)
+    keys = kv.write(keys, k.swapaxes(1, 2), block.starts, block.table)
+    return keys, kv.write(values, v.swapaxes(1, 2), block.starts, block.table)
