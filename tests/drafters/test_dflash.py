@@ -37,33 +37,42 @@ def test_one_call_of_the_head_gives_laws_that_depend_on_the_committed_text_alone
 
 
 def test_training_sees_at_every_place_what_drafting_computes():
-    """Blocks with several anchors in one text give the q of drafts that begin at these tokens."""
-    drafter, anchors = random_head(), [2, 4]
+    """Blocks with several anchors in one text give the q of drafts that begin there, beside the right p."""
+    drafter, text = random_head(), jnp.array([PROMPT + [5, 0]])
     objective = DFlashObjective(jnp.arange(12), TARGET.head_table(), CONFIG)
-    text = jnp.array([PROMPT + [5, 0]])
+    anchors = [0, 1, 3, 5]  # of a measurement: spread evenly, and 5 is the last at which a whole block fits
 
     @jax.jit
     def trained(params, target, text):
         out = target(text, target.alloc_cache(*text.shape), taps=CONFIG.taps)
-        return jax.nn.softmax(objective.logits(params, target, text, out, jnp.array([anchors])))
+        figures = objective(params, target, text, jnp.ones(text.shape), None)[1]
+        logits = objective.logits(params, target, text, out, jnp.array([anchors]))
+        return jax.nn.softmax(logits)[0], jax.nn.softmax(out.logits)[0], figures["alpha"]
 
-    for block, anchor in enumerate(anchors):
-        draft = draft_of(drafter, text[0, : anchor + 1].tolist(), MASKED)
-        np.testing.assert_allclose(trained(drafter.params, TARGET, text)[0, block], draft.probs[0], atol=2e-5)
+    q, p, alpha = jax.device_get(trained(drafter.params, TARGET, text))  # [A, S - 1, V], [T, V], [S - 1]
+    for block in (1, 3):
+        draft = draft_of(drafter, text[0, : anchors[block] + 1].tolist(), MASKED)
+        np.testing.assert_allclose(q[block], draft.probs[0], atol=2e-5)
+    judged = p[np.array(anchors)[:, None] + np.arange(MASKED)]  # by the target's answer after the token before
+    np.testing.assert_allclose(alpha, np.minimum(judged, q).sum(-1).mean(0), atol=2e-5)
 
 
-def test_the_prompt_is_read_along_with_the_target_and_a_row_of_one_token_drafts_too():
+def test_what_follow_and_commit_keep_is_what_resume_makes_of_the_whole_text():
+    """Of ragged prompts over several blocks, and of one token, from which the head drafts too."""
     prompts = [[i % 12 for i in range(size)] for size in (70, 1, 2, 64, 65)]
-    job = prepare(TARGET, prompts, drafter=random_head(), num_speculative_tokens=2, max_new_tokens=4)
+    job = prepare(TARGET, prompts, drafter=random_head(), num_speculative_tokens=2, max_new_tokens=40, temperature=1.0)
     state = job.start()
     assert state.drafter.lengths.tolist() == [len(p) - 1 for p in prompts]
     assert jax.jit(rounds.propose)(job.decoder, state)[0].valid.all()
-    fresh = kv.with_lengths(state.drafter, jnp.array([3, 0, 0, 64, 0]))  # rows that are behind; 64 is past the end
-    caught_up = jax.jit(job.decoder.drafter.resume)(TARGET, fresh, state._replace(active=jnp.ones(5, bool)))
-    for row, prompt in enumerate(prompts):
-        read = len(prompt) - 1
-        for found, wanted in zip(caught_up.keys, state.drafter.keys, strict=True):
-            np.testing.assert_allclose(found[row, :, :read], wanted[row, :, :read], atol=1e-4)
+    for _ in range(4):
+        state, _ = job.decoder.round(state)
+    assert state.active.all() and state.history.accepted.sum() > 0
+    assert (state.drafter.lengths == state.lengths - 1).all()
+    behind = kv.with_lengths(jax.tree.map(jnp.zeros_like, state.drafter), jnp.array([0, 0, 3, 66, 0]))
+    made = jax.jit(job.decoder.drafter.resume)(TARGET, behind, state._replace(active=jnp.ones(5, bool)))
+    for row, (kept, length) in enumerate(zip(behind.lengths.tolist(), state.lengths.tolist(), strict=True)):
+        for found, wanted in zip(made.keys + made.values, state.drafter.keys + state.drafter.values, strict=True):
+            np.testing.assert_allclose(found[row, :, kept : length - 1], wanted[row, :, kept : length - 1], atol=1e-4)
 
 
 @pytest.mark.slow
