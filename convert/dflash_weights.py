@@ -22,7 +22,10 @@ from specjax.models.lm import LM
 
 KEY = "dflash_config"  # only the config.json of a DFlash head has this key
 _HEAD_ONLY = {"block_size": values.COUNT, "num_target_layers": values.COUNT, KEY: values.OBJECT}
-_READ = ("mask_token_id", "target_layer_ids", "num_target_layers")  # the keys of dflash_config that have an effect here
+# The keys of dflash_config that are read, and those of other trainers that must be switched off: other masks, other
+# orders of the block, other networks.
+_READ = ("mask_token_id", "target_layer_ids", "num_target_layers")
+_OFF = ("causal", "use_swa", "attention_sink_bias", "sample_from_anchor", "shift_label", "pure_draft_prefix_len")
 
 
 def table(config: DFlashHeadConfig) -> dict[str, Part]:
@@ -97,10 +100,9 @@ def _problems(own: dict[str, Any], hf: dict[str, Any], depth: int, vocab: int) -
     ids = said.get("target_layer_ids")
     if ids is not None and not _are_layers(ids, depth):
         problems.append(f"target_layer_ids must be a rising list of layers from 0 to {depth - 1}, got {ids!r}")
-    # Other trainers add keys for other networks and other orders of the block. Each is refused unless switched off.
-    return problems + [
-        f"{KEY}: {key} = {value!r} is not implemented" for key, value in said.items() if key not in _READ and value
-    ]
+    others = {key: value for key, value in said.items() if key not in _READ and value is not None}
+    refused = {key: value for key, value in others.items() if value or key not in _OFF}
+    return problems + [f"{KEY}: {key} = {value!r} is not implemented" for key, value in refused.items()]
 
 
 def _are_layers(ids: Any, depth: int) -> bool:
@@ -110,8 +112,10 @@ def _are_layers(ids: Any, depth: int) -> bool:
 
 
 def _spread(depth: int, count: int) -> list[int]:
-    """The layers that a head of ``count`` layers reads if its config names none: evenly from the second to the last
-    but two, as in the published code."""
+    """The layers that a head of ``count`` layers reads if its config names none, as in the published code.
+
+    They lie evenly from layer 1 to the last layer but two.
+    """
     if count == 1:
         return [depth // 2]
     return [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]

@@ -27,5 +27,5 @@ def load(folder: str | Path, target: LM) -> Drafter:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json, so it is no trained head")
     said = read_json(path)
-    kind = medusa if "medusa_num_heads" in said else dflash if dflash.KEY in said else eagle
+    kind = medusa if "medusa_num_heads" in said else dflash if said.get(dflash.KEY) is not None else eagle
     return kind.load(folder, target)
