@@ -24,8 +24,7 @@ from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import DFlash, DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.models.config import LlamaConfig
-from specjax.models.heads.dflash_head import DFlashHeadConfig
+from specjax.models.heads.dflash_head import DFlashHeadConfig, layers_for
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
@@ -126,6 +125,8 @@ def parse(argv=None) -> argparse.Namespace:
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
     parser.at_least_one(args, "unroll", "head_layers")
+    if args.block_size < 2:
+        parser.error(f"--block-size must be at least 2, got {args.block_size}: a block's first token is not drafted")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
         parser.error("--row-tokens is for texts with --passages")
     args.unused = [flag(name) for name in SAMPLING if getattr(args, name) != parser.get_default(name)]
@@ -157,7 +158,9 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     if args.kind == "medusa":
         return MedusaObjective(tokens, rows, MedusaHeadsConfig(c.hidden_size, len(tokens), args.heads), args.loss)
     if args.kind == "dflash":
-        return DFlashObjective(tokens, rows, dflash_config(args, c, len(tokens), int(np.argmin(counts))), args.loss)
+        layers = layers_for(c, args.head_layers, args.intermediate or c.intermediate_size, len(tokens))
+        taps, rarest = low_middle_high(c.num_hidden_layers), int(np.argmin(counts))
+        return DFlashObjective(tokens, rows, DFlashHeadConfig(layers, taps, args.block_size, rarest), args.loss)
     layer = dataclasses.replace(
         c, num_hidden_layers=1, vocab_size=len(tokens), intermediate_size=args.intermediate or c.intermediate_size
     )
@@ -169,16 +172,6 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
 def low_middle_high(layers: int) -> tuple[int, ...]:
     """The taps of a new head for a target of so many layers."""
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
-
-
-def dflash_config(args: argparse.Namespace, c: LlamaConfig, vocab_size: int, mask_token_id: int) -> DFlashHeadConfig:
-    """A new DFlash head for a target, with layers as in published heads: those of Qwen 3."""
-    layer = LlamaConfig(
-        vocab_size, c.hidden_size, args.intermediate or c.intermediate_size, args.head_layers, c.num_attention_heads,
-        c.num_key_value_heads, c.head_dim, c.max_position_embeddings, c.rms_norm_eps, c.rope_theta, c.rope_scaling,
-        model_type="qwen3", qk_norm=True,
-    )  # fmt: skip
-    return DFlashHeadConfig(layer, low_middle_high(c.num_hidden_layers), args.block_size, mask_token_id)
 
 
 def objective_from(args: argparse.Namespace, target: specjax.LM):

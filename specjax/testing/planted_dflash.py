@@ -25,7 +25,7 @@ import numpy as np
 from specjax.drafters.dflash import DFlash
 from specjax.models import rope
 from specjax.models.config import LlamaConfig
-from specjax.models.heads.dflash_head import DFlashHeadConfig
+from specjax.models.heads.dflash_head import DFlashHeadConfig, layers_for
 from specjax.models.lm import LM
 from specjax.testing.planted import planted_lm
 from specjax.testing.planted_eagle import cycle, identities, idle, output_rows, table_of
@@ -72,22 +72,14 @@ def planted_dflash(
     size, places = config.hidden_size, _Places.of(target.config, len(chances))
     embed = target.params["embed"].at[:, 0].set(1).at[:, 1].set(0).at[masking].set(0)
     target.params["embed"] = embed.at[masking, 1].set(places.constant)
-    head = DFlashHeadConfig(_layer(target.config), _taps(config.num_hidden_layers), BLOCK, masking)
+    layers = layers_for(target.config, LAYERS, PER_HIDDEN * size, vocab)
+    head = DFlashHeadConfig(layers, _taps(config.num_hidden_layers), BLOCK, masking)
     params = _head(idle(head, 2 * seed + 1, dtype), head, places)
     before = np.stack([[x] for x in _before(pi, masking, chances, rng)])  # [K, 1, V]
     rms = (places.constant**2 + places.width) ** 0.5 / size**0.5
     known = identities(target.params["embed"], FIRST, places.width)
     params["lm_head"] = output_rows(known, jnp.asarray(before), places.block, peak * rms, head, dtype)
     return target, DFlash(head, params, None), pi
-
-
-def _layer(c: LlamaConfig) -> LlamaConfig:
-    """The head's layers: as wide as the target, with norms of queries and keys."""
-    return LlamaConfig(
-        c.vocab_size, c.hidden_size, PER_HIDDEN * c.hidden_size, LAYERS, c.num_attention_heads, c.num_key_value_heads,
-        c.head_dim, c.max_position_embeddings, c.rms_norm_eps, c.rope_theta, c.rope_scaling, model_type="qwen3",
-        qk_norm=True,
-    )  # fmt: skip
 
 
 def _taps(layers: int) -> tuple[int, ...]:

@@ -64,6 +64,7 @@ def test_drafters_are_compared_by_task(capsys, tmp_path, bars):
     (["--kind", "eagle3", "--heads", "2"], "--heads is for --kind medusa, not eagle3"),
     (["--kind", "draft", "--unroll", "2"], "--unroll is for --kind eagle or eagle3, not draft"),
     (["--kind", "eagle3", "--block-size", "4"], "--block-size is for --kind dflash, not eagle3"),
+    (["--kind", "dflash", "--block-size", "1"], "--block-size must be at least 2, got 1"),
     (["--kind", "medusa", "--start-from", "x", "--heads", "2"], "--heads can't be chosen with --start-from"),
 ])  # fmt: skip
 def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):

@@ -66,6 +66,22 @@ class DFlashHeadConfig(modules.Config):
         return cls(layer, tuple(data["taps"]), data["block_size"], data["mask_token_id"])
 
 
+def layers_for(target: LlamaConfig, count: int, intermediate_size: int, vocab_size: int) -> LlamaConfig:
+    """The layers of a new head for a target: as those of the published heads, which are layers of Qwen 3.
+
+    Args:
+      target: the target's shape, whose heads and rotary positions the layers take over.
+      count: the number of layers.
+      intermediate_size: the width of each MLP.
+      vocab_size: D, the number of tokens that the head can draft.
+    """
+    c = target
+    return LlamaConfig(
+        vocab_size, c.hidden_size, intermediate_size, count, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+        c.max_position_embeddings, c.rms_norm_eps, c.rope_theta, c.rope_scaling, model_type="qwen3", qk_norm=True,
+    )  # fmt: skip
+
+
 class DFlashHead(nnx.Module):
     """The head without an embedding: it uses the target's."""
 
