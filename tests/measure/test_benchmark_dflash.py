@@ -20,6 +20,7 @@ from specjax.testing import planted_dflash
 SHAPE = LlamaConfig(2048, 256, 512, 3, 4, 2, 32, max_position_embeddings=1024)
 
 
+@pytest.mark.slow
 def test_each_place_is_right_as_often_as_planted():
     """Of 400 tokens in turn as the last one. What stands before it does not matter."""
     target, head, pi = planted_dflash(SHAPE, [[0.7], [0.4], [0.9]], dtype="float32")
