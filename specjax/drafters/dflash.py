@@ -32,7 +32,7 @@ from specjax.models import modules, tuning
 from specjax.models.cache import KVCache
 from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.taps import check_target
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
@@ -69,6 +69,7 @@ class DFlash(ChainOrTree):
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "DFlash")
         c = self.config
         check_target("DFlash", c.layer.hidden_size, c.taps, target)
         if c.mask_token_id >= target.vocab_size:

@@ -38,7 +38,7 @@ from specjax.models.heads import eagle3_head
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.heads.taps import check_target
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 Head = Eagle3Head | Eagle1Head
 
@@ -90,6 +90,7 @@ class Eagle(ChainOrTree):
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "Eagle")
         taps = self.config.taps
         check_target("EAGLE", self.config.layer.hidden_size, taps, target)
         return super().plan(target, num_speculative_tokens)._replace(taps=taps)
