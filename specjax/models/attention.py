@@ -126,9 +126,8 @@ def by_xla(
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     size, group, (starts, angles, mask, bias, table) = qkv.shape[1], qkv.shape[3] - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
-    values = kv.write(values, v.swapaxes(1, 2), starts, table)
+    q = qk[..., :group, :]
+    keys, values = written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
         capacity = keys.shape[2] if table is None else table.shape[1] * kv.PAGE
@@ -168,3 +167,10 @@ def mix(
     out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, q.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
     return out.reshape(batch, size, -1)
+
+
+def written(k: jax.Array, v: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[Buffer, Buffer]:
+    """The cache of one layer with a block's keys, already rotated, and values, each [B, T, kv_heads, D], in it."""
+    k, v = kv.finite_values(k, v)
+    keys = kv.write(keys, k.swapaxes(1, 2), block.starts, block.table)
+    return keys, kv.write(values, v.swapaxes(1, 2), block.starts, block.table)

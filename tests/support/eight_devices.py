@@ -21,6 +21,7 @@ from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
 from specjax.models import cache as kv
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.quantized import map_with_path
 
@@ -29,6 +30,7 @@ LM = testing.tiny_lm(0, **SHAPE)
 TIED = testing.tiny_lm(0, tie_word_embeddings=True, **SHAPE)
 DRAFT = testing.noisy_twin(LM, 0.05)
 HEAD = Eagle3HeadConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
+BLOCKS = DFlashHeadConfig(LM.config, (0, 1, 2), block_size=4, mask_token_id=5)
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
 IDS = np.arange(12, dtype=np.int32).reshape(2, 6)
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
@@ -38,6 +40,7 @@ DRAFTERS = {
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
     "model": lambda mesh: DraftModel(parallel.replicate(DRAFT, mesh)),
     "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle3Head, HEAD, 3), None),
+    "dflash": lambda _: drafters.DFlash(BLOCKS, modules.init(DFlashHead, BLOCKS, 3), None),
 }
 
 
@@ -129,7 +132,8 @@ def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
     layers = LM.config.num_hidden_layers
     assert testing.collectives(compiled) == {
         "all-reduce": 2 * layers * programs,  # after attention, after the MLP
-        "all-gather": 2 * programs + 2 * (name == "eagle"),  # embeddings, logits; a head's embeddings
+        # embeddings, logits; a head's embeddings: of the block and of each drafted token, or of all of them at once
+        "all-gather": 2 * programs + {"eagle": 2, "dflash": 1}.get(name, 0),
     }
     caches = (state.cache, state.drafter)
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes_here(caches)

@@ -17,6 +17,7 @@ from specjax.models import llama, modules, rope
 from specjax.models.attention import Block
 from specjax.models.cache import KVCache, alloc
 from specjax.models.config import LlamaConfig
+from specjax.models.heads.taps import check_taps
 from specjax.models.product import product
 from specjax.models.stack import positions_of
 
@@ -38,12 +39,7 @@ class Eagle3HeadConfig(modules.Config):
     taps: tuple[int, ...]
 
     def __post_init__(self):
-        numbers = isinstance(self.taps, tuple) and all(type(after) is int and after >= 0 for after in self.taps)
-        if not numbers or not self.taps or list(self.taps) != sorted(set(self.taps)):
-            raise ValueError(
-                "the taps of an EAGLE-3 head must be a tuple of numbers of layers, at least one, rising and each once, "
-                f"such as (2, 15, 27), got {self.taps!r}"
-            )
+        check_taps("an EAGLE-3 head", self.taps)
 
     @property
     def module(self) -> type:
