@@ -51,7 +51,7 @@ OF_MODES = {
 }  # fmt: skip
 # Modes that need no draft model, and flags that a head does not read.
 HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "memory", "waits", "sweep")
-NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "devices", "sweep_check_alphas", "peers")
+NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "sweep_check_alphas", "peers")
 FOR_HEADS = ("acceptance", "ways", "tree")
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
@@ -72,7 +72,7 @@ def _parser() -> Parser:
     add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
     add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
     add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
         help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     _add_modes(add)
@@ -189,15 +189,16 @@ def _check_head(parser: Parser, args: argparse.Namespace) -> None:
 
 def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
     """The planted models and the request."""
-    common = "dtype quantize kv_dtype num_speculative_tokens batch prompt_length max_new_tokens"
+    common = "dtype quantize kv_dtype devices num_speculative_tokens batch prompt_length max_new_tokens"
     given = {name: getattr(args, name) for name in common.split()}
     if args.drafter == "eagle3":
         depths = max(args.num_speculative_tokens, *(args.sweep_tokens if "sweep" in args.modes else ()), 1)
         return Case.planted_head(
             args.target, args.acceptance, depths, args.ways, tuple(args.tree), speed=speed, **given
         )
-    given |= {name: getattr(args, name) for name in ("quantize_draft", "devices")}
-    return Case.planted(args.target, args.draft, args.alpha, speed=speed, **given)
+    return Case.planted(
+        args.target, args.draft, args.alpha, speed=speed, quantize_draft=args.quantize_draft, **given
+    )
 
 
 def run(args: argparse.Namespace) -> None:
