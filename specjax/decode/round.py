@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode import history, sampling
+from specjax.decode import history, rows, sampling
 from specjax.decode.arrays import fitted, row_at, rows_at, span, token_probs
 from specjax.decode.draft_shape import ChainShape
 from specjax.decode.types import DecodeState, Draft, Judged, Outcome, RoundInfo, Scored, Verdict
@@ -89,8 +89,7 @@ def run_target(decoder: "Decoder", state: DecodeState, draft: Draft) -> Output:
             f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
             f"got {plan.widths}"
         )
-    rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
-    last = state.tokens[rows, state.lengths - 1]
+    last = row_at(state.tokens, state.lengths - 1)
     block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]
     cache = kv.with_lengths(state.cache, state.lengths - 1)
     attention = draft.shape.attention(cache.lengths, cache.capacity)
@@ -141,7 +140,8 @@ def commit(decoder: "Decoder", state: DecodeState, scored: Scored, judged: Judge
     """
     state, info = append(decoder, state, judged)
     learned = outcome(scored, judged, info.accepted, info.drafted)
-    return state._replace(drafter=decoder.drafter.commit(decoder.target, state.drafter, state, learned)), info
+    state = state._replace(drafter=decoder.drafter.commit(decoder.target, state.drafter, state, learned))
+    return rows.over_mesh(state, decoder.target.mesh), info
 
 
 def outcome(scored: Scored, judged: Judged, accepted: jax.Array, drafted: jax.Array) -> Outcome:

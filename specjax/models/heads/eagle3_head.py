@@ -120,4 +120,4 @@ def alloc_cache(config: Any, batch: int, capacity: int, dtype, mesh: Mesh | None
     Every device of the target's mesh holds all heads of its rows.
     """
     layer = dataclasses.replace(config.layer, num_hidden_layers=1)
-    return alloc(layer, batch, capacity, dtype, of_rows(mesh))
+    return alloc(layer, batch, capacity, dtype, None if mesh is None else of_rows(mesh))
