@@ -29,8 +29,8 @@ from specjax.decode import history, rows, sampling
 from specjax.decode.arrays import fitted, row_at, rows_at, span, token_probs
 from specjax.decode.draft_shape import ChainShape
 from specjax.decode.types import DecodeState, Draft, Judged, Outcome, RoundInfo, Scored, Verdict
+from specjax.models import axes, tuning
 from specjax.models import cache as kv
-from specjax.models import tuning
 from specjax.models.model import Output
 from specjax.verify import pieces as chain
 
@@ -164,7 +164,8 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     committed = jnp.where(running, jnp.minimum(jnp.minimum(count + 1, to_stop), limit - state.lengths), 0)  # [B]
     lengths = state.lengths + committed
 
-    logprobs, top = history.log_probabilities(judged.out.logits, block, decoder.top_logprobs)
+    seen = partial(history.log_probabilities, count=decoder.top_logprobs)
+    logprobs, top = axes.by_part(seen, decoder.target.mesh, len(block))(judged.out.logits, block)
     info = RoundInfo(
         starts=state.lengths,
         tokens=block,

@@ -243,7 +243,7 @@ class Loop:
         ticket = self.staged
         assert ticket is not None
         if ticket.read < ticket.to_read:
-            self._feed(ticket.read, ticket.part.number)
+            self._feed(ticket.read)
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
@@ -258,9 +258,9 @@ class Loop:
         ticket.mark("running")
         return True
 
-    def _feed(self, start: int, part: int) -> None:
-        """Reads the chunk of the staged row's prompt that begins at position ``start``, into pages of a part."""
-        self.held_up = True
+    def _feed(self, start: int) -> None:
+        """Reads the chunk of the staged row's prompt that begins at position ``start``."""
+        self.held_up, part = True, self.staged.part.number  # type: ignore[union-attr]
         width = next(width for width in self.widths if start + self.chunk <= width * PAGE)
         self.state, self.staged_row = self.programs.feed(
             self.decoder, self.state, self.staged_row, _numbers(start), _numbers(part), self.chunk, width

@@ -8,6 +8,7 @@ Along "data" the mesh falls into *parts*. Each part holds a whole copy of the mo
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,16 @@ def fitted(sharding: NamedSharding, rows: int) -> NamedSharding:
     if axes in ((), (None,)) or rows % math.prod(sharding.mesh.shape[axis] for axis in axes) == 0:
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))
+
+
+def by_part(call: Callable, mesh: Mesh | None, rows: int) -> Callable:
+    """``call``, a function of arrays of B = ``rows`` rows, made in each part for the part's rows.
+
+    This is for what XLA's partitioner doesn't cut, such as ``lax.top_k``: every part would get the rows of all parts.
+    """
+    if parts(mesh) == 1 or rows % parts(mesh):
+        return call
+    return jax.shard_map(call, mesh=mesh, in_specs=PartitionSpec(DATA), out_specs=PartitionSpec(DATA))
 
 
 def on_host(tree: Any, mesh: Mesh | None) -> Any:
