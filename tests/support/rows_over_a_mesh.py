@@ -1,15 +1,19 @@
 """Meshes whose parts share the rows, on four forced host devices; test_parallel.py runs this file."""
 
 import dataclasses
+from functools import partial
 
 import jax
+import numpy as np
 import pytest
+from attention_cases import CASES, case, in_pages
 
 from specjax import Engine, drafters, generate, stream, testing
 from specjax.decode import decoder
 from specjax.drafters import DraftModel, PromptLookup, TreeModel
 from specjax.generation.generate import prepare
-from specjax.models import modules, parallel
+from specjax.models import attention, modules, parallel
+from specjax.models import cache as kv
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
@@ -71,6 +75,37 @@ def test_the_parts_of_a_round_do_not_talk(name):
 def test_rows_that_the_parts_cannot_share_evenly_are_whole_on_each():
     out = generate(**asked(GRID, "model", (0, 1, 2)))
     assert out.tokens == generate(**asked(GRID, "model", range(4))).tokens[:3]
+
+
+TABLE = np.array([[4, 1, 3, 2], [6, 9, 8, 7]], np.int32)  # of a pool of ten pages: 0 and 5 are the parts' null pages
+
+
+@pytest.mark.parametrize("platform", [None, "cpu"], ids=["by XLA", "by the kernel"])
+def test_each_part_attends_to_its_own_pages(monkeypatch, platform):
+    monkeypatch.setattr(attention, "kernels", lambda: platform)
+    lengths, *sizes, _, masked = CASES["nothing cached yet"]
+    qkv, angles, mask, *buffers, starts = case(lengths, *sizes, TABLE.shape[1] * kv.PAGE, masked)
+    pools = [in_pages(x, TABLE, 10) for x in buffers]
+
+    def attended(sharding):
+        attend = jax.jit(partial(attention.attend, sharding=sharding))
+        return attend(qkv, attention.Block(starts, angles, mask, None, TABLE), *pools)
+
+    where = parallel.cache_sharding(GRID)
+    alone, out = attended(None), attended(where)
+    assert all(x.sharding.is_equivalent_to(where, 4) for x in out[1:])
+    for got, want in zip(out, alone, strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.02)
+
+
+def test_entries_are_moved_within_the_pages_of_a_part():
+    pool = jax.random.normal(jax.random.key(0), (10, 4, kv.PAGE, 8))
+    alone = kv.KVCache((pool,), (pool + 1,), np.array([3, 130], np.int32), None, TABLE)
+    slots, starts = np.array([[7, 70], [131, 200]], np.int32), np.array([3, 130], np.int32)
+    move = jax.jit(kv.move)
+    got, want = (move(x, slots, starts) for x in (alone.replace(sharding=parallel.cache_sharding(GRID)), alone))
+    for a, b in zip((*got.keys, *got.values), (*want.keys, *want.values), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 REQUESTS = [
