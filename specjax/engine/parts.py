@@ -8,8 +8,11 @@ A request has a slot and pages of one part. An engine without such a mesh has on
 
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
+from jax.sharding import Mesh
+
 from specjax.engine.pages import Pages
 from specjax.engine.programs import Limits
+from specjax.models import axes
 
 if TYPE_CHECKING:
     from specjax.engine.ticket import Ticket
@@ -29,8 +32,9 @@ class Part(NamedTuple):
         return [ticket for slot in self.slots if (ticket := running[slot]) is not None]
 
 
-def parts_of(limits: Limits, count: int) -> list[Part]:
-    """The parts of an engine. Their ``count`` divides the slots and the pages."""
+def parts_of(limits: Limits, mesh: Mesh | None) -> list[Part]:
+    """The parts of an engine on a mesh. Their number divides the slots and the pages."""
+    count = axes.parts(mesh)
     slots, pages = limits.slots // count, limits.pages // count
     return [
         Part(number, range(number * slots, (number + 1) * slots), Pages(pages - 1, 1 + number * pages))

@@ -59,6 +59,8 @@ def check(config: ModelConfig, mesh: Mesh) -> None:
         )
     if set(mesh.axis_types) != {AxisType.Auto}:  # jax.make_mesh makes Explicit axes by default
         raise ValueError(f"the mesh's axes are {mesh.axis_types}, expected Auto; use specjax.parallel.mesh(count)")
+    if config.start_ids and axes.parts(mesh) > 1:
+        raise ValueError("a model with an encoder can't share rows over parts of a mesh; run an engine on each part")
     size = mesh.shape[mesh.axis_names[-1]]
     parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
     parts += [] if config.tie_word_embeddings else ["vocab_size"]
@@ -71,7 +73,7 @@ def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
     """How the leaf at ``path`` of the parameter tree is cut over the mesh's ``axis``, as an unquantised array."""
     if path[0] == "embed":  # not cut by vocabulary, because XLA would then fetch the whole table to look up one token
         return PartitionSpec(None, axis)  # [V, H]
-    if path[0] == "lm_head" or "qkv" in path:
+    if path[0] == "lm_head" or {"qkv", "q", "kv"} & set(path):
         return PartitionSpec(axis)  # [V, H] is cut by token; [kv_heads, width(, H)] by kv head
     if path[-1] in ("weight", "bias") and path[-2] == "up":
         return PartitionSpec(axis)  # [F(, H)]
