@@ -52,8 +52,11 @@ OF_MODES = {
 }  # fmt: skip
 # Modes that need no draft model, and flags that a head does not read.
 HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "memory", "waits", "sweep")
-NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "devices", "sweep_check_alphas", "peers")
-FOR_HEADS = {"acceptance": ("eagle3", "dflash"), "ways": ("eagle3",), "tree": ("eagle3",)}  # flags, and who reads them
+NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "sweep_check_alphas", "peers")
+# Flags, and the drafters that read them.
+READ_BY = {
+    "acceptance": ("eagle3", "dflash"), "ways": ("eagle3",), "tree": ("eagle3",), "devices": ("draft-model", "eagle3"),
+}  # fmt: skip
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
 
@@ -73,7 +76,7 @@ def _parser() -> Parser:
     add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
     add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
     add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
         help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     _add_modes(add)
@@ -171,8 +174,8 @@ def parse(argv) -> argparse.Namespace:
 
 def _check_head(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses flags and modes that the chosen drafter would ignore. The default modes become those of the drafter."""
-    given = {name for name in (*NOT_FOR_HEADS, *FOR_HEADS) if getattr(args, name) != parser.get_default(name)}
-    for name, drafters in FOR_HEADS.items():
+    given = {name for name in (*NOT_FOR_HEADS, *READ_BY) if getattr(args, name) != parser.get_default(name)}
+    for name, drafters in READ_BY.items():
         if name in given and args.drafter not in drafters:
             parser.error(f"{flag(name)} is only for --drafter {' or '.join(drafters)}")
     if args.drafter == "draft-model":
@@ -201,11 +204,12 @@ def _deepest(args: argparse.Namespace) -> int:
 
 def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
     """The planted models and the request."""
-    common = "dtype quantize kv_dtype num_speculative_tokens batch prompt_length max_new_tokens"
+    common = "dtype quantize kv_dtype devices num_speculative_tokens batch prompt_length max_new_tokens"
     given = {name: getattr(args, name) for name in common.split()}
     if args.drafter == "draft-model":
-        given |= {name: getattr(args, name) for name in ("quantize_draft", "devices")}
-        return Case.planted(args.target, args.draft, args.alpha, speed=speed, **given)
+        return Case.planted(
+            args.target, args.draft, args.alpha, speed=speed, quantize_draft=args.quantize_draft, **given
+        )
     depths = _deepest(args)
     if args.drafter == "eagle3":
         return Case.planted_head(

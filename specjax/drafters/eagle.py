@@ -97,7 +97,7 @@ class Eagle(ChainOrTree):
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = kv.room(capacity + self.room(num_speculative_tokens))
-        cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype)
+        cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype, target.mesh)
         output = jnp.zeros((batch, target.hidden_size), target.dtype)
         return EagleState(cache, output, jnp.zeros(batch, bool))
 

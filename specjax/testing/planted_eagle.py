@@ -20,10 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.decode import random
 from specjax.drafters.eagle import Eagle
-from specjax.models import modules
+from specjax.models import modules, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
@@ -36,7 +37,12 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0
+    config: LlamaConfig,
+    acceptance: Any,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    mesh: Mesh | None = None,
 ) -> tuple[LM, Eagle, np.ndarray]:
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
@@ -52,6 +58,7 @@ def planted_eagle3(
       seed: the seed of the weights, of the cycle and of the guesses.
       dtype: the dtype of the weights of both.
       peak: the logit of the target's successor and of the head's best guess.
+      mesh: the devices that share the target; each of them has the whole head. None: the default device.
 
     Returns:
       The target, the head as a drafter of chains, and pi i64[V]: token x is followed by pi[x].
@@ -67,16 +74,21 @@ def planted_eagle3(
     others, pi = np.setdiff1d(np.arange(vocab), tokens), np.empty(vocab, np.int64)
     pi[tokens], pi[others] = tokens[following], others[cycle(len(others), rng)]
 
-    target = planted_lm(config, pi, 2 * seed, dtype, peak)
-    target.params["embed"] = target.params["embed"].at[:, 0].set(1.0)  # from it the head makes its constant channel
+    target = planted_lm(config, pi, 2 * seed, dtype, peak, mesh)
+    embed = target.params["embed"]
+    marked = embed.at[:, 0].set(1.0)  # from it the head makes its constant channel
+    target.params["embed"] = marked if mesh is None else jax.device_put(marked, embed.sharding)
+    embedded = target.params["embed"][jnp.asarray(tokens)]  # [D, H]
+    if mesh is not None:
+        embedded = jax.device_put(embedded, NamedSharding(mesh, PartitionSpec()))
     last = config.num_hidden_layers
     taps = (2, last // 2, last - 3) if last > 8 else tuple(sorted({0, last // 2, last}))
     layer = dataclasses.replace(target.config, vocab_size=draftable, num_hidden_layers=1)
     head = Eagle3HeadConfig(layer, taps)
     places = _Places.of(head, len(table))
     before = np.stack([_before(following, chances, rng) for chances in table])  # [K, M, D]
-    params = _head(target.params["embed"], jnp.asarray(tokens), jnp.asarray(before), 2 * seed + 1, head, places, peak)
-    return target, Eagle(head, params, jnp.asarray(tokens, jnp.int32)), pi
+    params = _head(embedded, jnp.asarray(before), 2 * seed + 1, head, places, peak)
+    return target, parallel.everywhere(Eagle(head, params, jnp.asarray(tokens, jnp.int32)), mesh), pi
 
 
 def table_of(acceptance: Any) -> np.ndarray:
@@ -151,20 +163,20 @@ class _Places:
         return (self.constant**2 + self.counted**2) ** 0.5 / size**0.5
 
 
-def _head(embed, tokens, before, seed: int, head: Eagle3HeadConfig, places: _Places, peak: float) -> dict:
-    """The head's parameters."""
-    params = idle(head, seed, embed.dtype)
+def _head(embedded, before, seed: int, head: Eagle3HeadConfig, places: _Places, peak: float) -> dict:
+    """The head's parameters, from the embeddings [D, H] of the tokens that the head can draft."""
+    params = idle(head, seed, embedded.dtype)
     layer, identity = head.layer, places.identity
     size, rms = layer.hidden_size, places.rms(layer.hidden_size)
 
     fuse = np.array([[0], [1]]), np.arange(len(head.taps)) * size  # channels 0 and 1, from channel 0 of each tap
     amounts = np.array([[places.constant], [places.counted]]) / len(head.taps)
-    params["fuse"]["weight"] = params["fuse"]["weight"].at[fuse].set(jnp.asarray(amounts, embed.dtype))
+    params["fuse"]["weight"] = params["fuse"]["weight"].at[fuse].set(jnp.asarray(amounts, embedded.dtype))
 
     kv_heads, group, dim = layer.num_key_value_heads, layer.group_size, layer.head_dim
     keys = jax.random.normal(random.key(seed), (kv_heads, 1, dim, size)) * (SHARP / dim**0.5 / size) ** 0.5
     qkv = params["attention"]["qkv"]["weight"].reshape(kv_heads, group + 2, dim, 2 * size)
-    qkv = qkv.at[:, : group + 1, :, :size].set(keys.astype(embed.dtype)).at[:, : group + 1, :, size:].set(0)
+    qkv = qkv.at[:, : group + 1, :, :size].set(keys.astype(embedded.dtype)).at[:, : group + 1, :, size:].set(0)
     values, channel = np.divmod(np.arange(places.width), dim)
     qkv = qkv.at[values, group + 1, channel, 1 + np.arange(places.width)].set(1)  # of the embedding, without its 1
     params["attention"]["qkv"]["weight"] = qkv.reshape(kv_heads, (group + 2) * dim, 2 * size)
@@ -173,8 +185,8 @@ def _head(embed, tokens, before, seed: int, head: Eagle3HeadConfig, places: _Pla
     params["attention"]["o"]["weight"] = o.at[identity[:, None], of_query].set(1 / group)
 
     params["mlp"] = _mlp(params["mlp"], places, rms)
-    known = identities(embed[tokens], 1, places.width)
-    params["lm_head"] = output_rows(known, before, places.block, peak * rms, head, embed.dtype)
+    known = identities(embedded, 1, places.width)
+    params["lm_head"] = output_rows(known, before, places.block, peak * rms, head, embedded.dtype)
     return params
 
 

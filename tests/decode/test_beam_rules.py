@@ -28,7 +28,8 @@ def advance(probs, scores, length, limit=9, finished=(DEAD, DEAD), penalty=1.0, 
     rules = b.Rules(np.array([penalty], np.float32), np.array([early]), np.array([never]))
     with np.errstate(divide="ignore"):
         logits = np.log(np.array([probs], np.float32))
-    chosen, done, goes_on = ADVANCE(beams, done, np.array([length], np.int32), logits, request, np.zeros(1, np.int32), rules)
+    lengths, zero = np.array([length], np.int32), np.zeros(1, np.int32)
+    chosen, done, goes_on = ADVANCE(beams, done, lengths, logits, request, zero, rules)
     return jax.tree.map(lambda x: np.asarray(x)[0], (chosen, done, goes_on))
 
 

@@ -92,7 +92,7 @@ def test_a_row_that_ends_on_its_first_drafted_token_leaves_the_prompts_shared_pa
         assert hit.result(300).tokens == miss.result(300).tokens
         assert hit.result(300).metrics[0].to_dict() == miss.result(300).metrics[0].to_dict()
         assert (hit.cached_tokens, miss.cached_tokens) == (64, 0)
-        pages = np.array(list(engine._loop.pages.published().values()))
+        pages = np.array(list(engine._loop.parts[0].pages.published().values()))
         entries = engine.between_rounds(lambda: programs.read_pages(engine._loop.state, pages)).result()
         assert all(np.array_equal(*leaf) for leaf in jax.tree.leaves(entries))  # leaves [2, kv_heads, PAGE, head_dim]
 

@@ -272,6 +272,26 @@ def test_planted_models_are_made_in_parts():
     assert out == [int(x) for x in np.asarray(pi)[[5, *out[:-1]]]]
 
 
+def test_a_planted_head_drafts_beside_a_target_in_parts():
+    config = LlamaConfig(1024, 256, 512, 3, 8, 4, 32, max_position_embeddings=512)
+    rates, mesh = np.array([[0.8], [0.7]]), parallel.mesh(4)
+    target, head, pi = testing.planted_eagle3(config, rates, dtype=jnp.float32)
+    cut, copied, cycle = testing.planted_eagle3(config, rates, dtype=jnp.float32, mesh=mesh)
+    assert_in_parts(cut.params, 4)
+    assert (cycle == pi).all() and all(x.sharding.is_fully_replicated for x in jax.tree.leaves(copied))
+    for a, b in ((cut, target), (copied, head)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a.params, b.params)
+    prompts = np.asarray(head.tokens[: 8 * 4]).reshape(8, 4).tolist()
+    one, out = (
+        generate(lm, prompts, drafter=drafter, num_speculative_tokens=2, max_new_tokens=24)
+        for lm, drafter in ((target, head), (cut, copied))
+    )
+    assert out.tokens == one.tokens and out.metrics == one.metrics
+    assert sum(m.num_accepted_tokens for m in out.metrics) > 0
+    caches = jax.tree.leaves(prepare(cut, prompts, drafter=copied, num_speculative_tokens=2).start().drafter.cache)
+    assert all(x.sharding.is_fully_replicated for x in caches)
+
+
 def test_meshes_that_do_not_suit_are_refused_with_their_numbers():
     with pytest.raises(ValueError, match="3 devices can't share evenly num_key_value_heads = 4, hidden_size = 32"):
         parallel.shard(LM, parallel.mesh(3))

@@ -115,6 +115,7 @@ class Case:
         speed: dict[str, float],
         quantize: str | None = None,
         kv_dtype: str | None = None,
+        devices: int = 1,
         **request,
     ) -> "Case":
         """A case whose drafter is an EAGLE-3 head of a published head's shape.
@@ -126,18 +127,20 @@ class Case:
           ways: of ``eagle.WAYS``.
           tree: the breadth of a dynamic tree, and the number of nodes of a tree.
           dtype, quantize, kv_dtype: as in :func:`specjax.load`, for the target; dtype for the head too.
-          speed, **request: the fields of the same names.
+          speed, devices, **request: the fields of the same names.
 
         Raises:
-          ValueError: a rate is out of range, or the target is too small for so many depths.
+          ValueError: a rate is out of range, there are too few devices, or the target is too small for so many depths.
         """
         table, seed = eagle.acceptance_table(acceptance, depths), request.get("seed", 0)
-        lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype))
+        mesh = None if devices == 1 else parallel.mesh(devices)
+        lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype), mesh=mesh)
         lm = _stored(lm, quantize, kv_dtype)
         head = dataclasses.replace(head, prefill_chunk=64)  # a sweep catches up by a few tokens before each run
         heads, tokens = eagle.by_head(head, table, ways, *tree), np.asarray(head.tokens)
         alpha = float(table[0, 0])
-        return cls(lm, None, successor, alpha, speed=speed, heads=heads, prompt_tokens=tokens, **request)
+        fixed: dict[str, Any] = dict(speed=speed, devices=devices, heads=heads, prompt_tokens=tokens)
+        return cls(lm, None, successor, alpha, **fixed, **request)
 
     @classmethod
     def planted_block_head(
