@@ -35,7 +35,12 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0
+    config: LlamaConfig,
+    acceptance: Any,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    tokens: np.ndarray | None = None,
 ) -> tuple[LM, Eagle, np.ndarray]:
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
@@ -51,6 +56,7 @@ def planted_eagle3(
       seed: the seed of the weights, of the cycle and of the guesses.
       dtype: the dtype of the weights of both.
       peak: the logit of the target's successor and of the head's best guess.
+      tokens: i64[D], the tokens that the head can draft, in rising order. None: random ones.
 
     Returns:
       The target, the head as a drafter of chains, and pi i64[V]: token x is followed by pi[x].
@@ -62,8 +68,10 @@ def planted_eagle3(
     if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all() or (table.sum(1) > 1 + 1e-9).any():
         raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
     rng = np.random.default_rng(seed)
-    vocab, draftable = config.vocab_size, min(32000, config.vocab_size // 4)
-    tokens = np.sort(rng.choice(vocab, draftable, replace=False))
+    vocab = config.vocab_size
+    if tokens is None:
+        tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False))
+    draftable = len(tokens)
     following = _cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
     others, pi = np.setdiff1d(np.arange(vocab), tokens), np.empty(vocab, np.int64)
     pi[tokens], pi[others] = tokens[following], others[_cycle(len(others), rng)]
@@ -78,6 +86,11 @@ def planted_eagle3(
     before = np.stack([_before(following, chances, rng) for chances in table])  # [K, M, D]
     params = _head(target.params["embed"], jnp.asarray(tokens), jnp.asarray(before), 2 * seed + 1, head, places, peak)
     return target, Eagle(head, params, jnp.asarray(tokens, jnp.int32)), pi
+
+
+def draftable_tokens(config: LlamaConfig) -> int:
+    """How many tokens a planted head drafts: a quarter of the tokens and at most 32000, as published heads do."""
+    return min(32000, config.vocab_size // 4)
 
 
 def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
