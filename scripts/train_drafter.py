@@ -5,8 +5,10 @@ python scripts/train_drafter.py --kind eagle3 --dialogues 60000 --steps 6000 --o
 
 import argparse
 import json
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
@@ -174,6 +176,16 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
     return EagleObjective(config=before.config, steps=args.unroll, **common)
 
 
+def kept(path: Path | None, make: Callable[[], Texts]) -> Texts:
+    """The texts of a file if it exists, else newly made ones, which the file then keeps. None: there is no file."""
+    if path is not None and path.is_file():
+        return Texts.load(path)
+    made = make()
+    if path is not None:
+        made.save(path)
+    return made
+
+
 def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     """The texts of --texts, or newly sampled ones."""
     if args.texts is not None and args.texts.is_file():
@@ -182,21 +194,22 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
             print(f"{args.texts} is there and is read as it is; {unused} would only be used to sample it", flush=True)
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
-    made = dialogues(
+    parts = None if args.texts is None else args.texts.with_name(args.texts.name + ".parts")
+    made = kept(parts and parts / "short.npz", lambda: dialogues(
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
-        prompts=prompts, seconds=args.sample_seconds, progress=say,
-    )  # fmt: skip
+        prompts=prompts, seconds=args.sample_seconds, folder=parts and parts / "short",
+    ))  # fmt: skip
     if args.passages:
         asked = over_passages(target, made, args.passages, args.row_tokens // 2, args.seed)
         longer = dialogues(
             target, args.passages, args.row_tokens, args.row_tokens * 3 // 4, seed=args.seed, prompts=asked,
-            batch=min(max(1, args.sample_batch // 4), args.passages),
-            progress=lambda line: say(f"on passages: {line}"),
+            batch=min(max(1, args.sample_batch // 4), args.passages), folder=parts and parts / "passages",
         )  # fmt: skip
         made = Texts.joined([made.packed(args.row_tokens), longer])
     made = made.shuffled(args.seed)
     if args.texts is not None:
         made.save(args.texts)
+        shutil.rmtree(parts)
     return made
 
 
@@ -219,7 +232,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
-        progress=lambda line: say(json.dumps(line)),
+        progress=lambda curve: say(json.dumps(curve[-1])),
     )  # fmt: skip
     about = {
         "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
