@@ -12,8 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
 import jax
-import jax.numpy as jnp
 from cli.parser import Parser, refusing
+from cli.planted import tokenizer_and_dtype
 from cli.prompt_files import read_questions
 from compare_drafters import LOOKUP, Candidates, candidates, chosen_of
 
@@ -72,12 +72,9 @@ def parse(argv) -> argparse.Namespace:
 
 def planted(args: argparse.Namespace) -> tuple[specjax.LM, specjax.LM, Candidates]:
     """The planted target, its draft model, and the drafters to compare on the target."""
-    tokenizer = specjax.load(args.model).tokenizer
-    if tokenizer is None:
-        raise ValueError(f"--planted takes the tokenizer of --model, but {args.model} has none")
-    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    tokenizer, dtype = tokenizer_and_dtype(args)
     target, draft = (SHAPES[name] for name in args.planted)
-    lm, helper, head = planted_writers(target, draft, args.alpha, K, tokenizer, dtype=jnp.dtype(dtype))
+    lm, helper, head = planted_writers(target, draft, args.alpha, K, tokenizer, dtype=dtype)
     return lm, helper, {
         "draft model, chain of 5": (lambda: d.DraftModel(helper), K),
         "head, chain of 5": (lambda: head, K),

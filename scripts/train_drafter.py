@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cli.parser import Parser, flag, refusing
+from cli.planted import tokenizer_and_dtype
 from cli.prompt_files import read_prompts
 
 import specjax
@@ -26,11 +27,14 @@ from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
+from specjax.measure.benchmark.case import SHAPES
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
+from specjax.report import drawing
 from specjax.report.progress import say
-from specjax.training import loop
+from specjax.testing.planted_text import planted_writer
+from specjax.training import loop, plots
 from specjax.training.losses import LOSSES
 from specjax.training.texts import Texts, dialogues, over_passages
 from specjax.training.train_draft import DraftObjective
@@ -61,6 +65,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--kind", choices=("eagle", "eagle3", "medusa", "pass", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
+    add("--planted", choices=SHAPES, metavar="SHAPE",
+        help=f"a planted target, to try a run out: {', '.join(SHAPES)}; with the tokenizer of --model")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16"), help="dtype of the target's weights")
     add("--texts", type=Path, metavar="FILE.npz", help="texts: read if the file exists, else sampled and written there")
     add("--dialogues", type=int, default=20000, help="dialogues to sample (%(default)s)")
@@ -101,6 +107,7 @@ def _parser() -> Parser:
     add("--seconds", type=float, default=float("inf"), help="most seconds of training")
     add("--out", type=Path, help="file of the drafter; for early-exit a new folder of the model")
     add("--json", type=Path, help="file of the loss curve and the settings")
+    add("--plot", type=Path, metavar="FILE.svg", help="draws the curve after each measurement; needs matplotlib")
     parser.add_compilation_cache()
     return parser
 
@@ -122,10 +129,18 @@ def parse(argv=None) -> argparse.Namespace:
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
         parser.error("--row-tokens is for texts with --passages")
     args.unused = [flag(name) for name in SAMPLING if getattr(args, name) != parser.get_default(name)]
-    parser.in_a_folder(args, "out", "json", "texts")
+    parser.in_a_folder(args, "out", "json", "texts", "plot")
     if args.kind == "early-exit" and args.out is not None and args.out.exists():
         parser.error(f"--out {args.out} exists already; early-exit makes a new folder")
     return args
+
+
+def target_of(args: argparse.Namespace) -> specjax.LM:
+    """The model of --model, or the planted one of --planted."""
+    if not args.planted:
+        return specjax.load(args.model, dtype=args.dtype)
+    tokenizer, dtype = tokenizer_and_dtype(args)
+    return planted_writer(SHAPES[args.planted], tokenizer, seed=args.seed, dtype=dtype)
 
 
 def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | None = None):
@@ -215,7 +230,9 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 
 def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
-    target = specjax.load(args.model, dtype=args.dtype)
+    if args.plot:
+        import matplotlib  # noqa: F401  (a missing package is refused before any work)
+    target = target_of(args)
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None
@@ -230,16 +247,23 @@ def run(args: argparse.Namespace) -> None:
     recipe = loop.Recipe(args.steps, args.batch, args.learning_rate, seed=args.seed)
     count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
+
+    def measured(curve: list[dict]) -> None:
+        say(json.dumps(curve[-1]))
+        if args.plot:
+            drawing.svg_file(plots.chart(curve, f"{args.kind} for {args.planted or args.model}"), args.plot)
+
     params, curve = loop.train(
-        objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
-        progress=lambda curve: say(json.dumps(curve[-1])),
-    )  # fmt: skip
+        objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds, progress=measured
+    )
     about = {
-        "model": args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
+        "model": args.planted or args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
         "start_from": args.start_from,
         "texts": {"rows": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
+        "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),  # None on a CPU
     }  # fmt: skip
+    print(f"peak of the device's memory in bytes: {about['peak_bytes'] or 'unknown'}", flush=True)
     if args.out is not None and args.kind == "early-exit":
         trained = objective.whole.lm(params, target.dtype)
         checkpoint.save(args.out, trained.config, trained.params, target.tokenizer)

@@ -35,13 +35,9 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig,
-    acceptance: Any,
-    seed: int = 0,
-    dtype: Any = jnp.bfloat16,
-    peak: float = 40.0,
+    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0,
     tokens: np.ndarray | None = None,
-) -> tuple[LM, Eagle, np.ndarray]:
+) -> tuple[LM, Eagle, np.ndarray]:  # fmt: skip
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
     The tokens for which a guess is right are chosen at random, for each depth anew. Each drafted token that is reached
@@ -69,8 +65,7 @@ def planted_eagle3(
         raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
     rng = np.random.default_rng(seed)
     vocab = config.vocab_size
-    if tokens is None:
-        tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False))
+    tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False)) if tokens is None else tokens
     draftable = len(tokens)
     following = _cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
     others, pi = np.setdiff1d(np.arange(vocab), tokens), np.empty(vocab, np.int64)

@@ -24,6 +24,32 @@ def words(tokenizer: Tokenizer, count: int) -> np.ndarray:
     return np.array(list(itertools.islice(ids, count)))
 
 
+def planted_writer(
+    config: LlamaConfig, tokenizer: Tokenizer, peak: float = 12.0, seed: int = 0, dtype: Any = jnp.bfloat16
+) -> LM:
+    """A model that writes words, for trying out training: what it says depends on chance, and can be learned.
+
+    The model follows a random cycle over some words of the tokenizer. At temperature 1 and the default ``peak`` it
+    leaves the cycle for a random word after one token in six.
+
+    Args:
+      config: the shape. A vocabulary that is smaller than the tokenizer's is widened.
+      tokenizer: the model's tokenizer.
+      peak: the logit of a word's successor. Other words have logits near 0, and all else is impossible.
+      seed, dtype: as in :func:`specjax.testing.planted_lm`.
+    """
+    shape = dataclasses.replace(config, vocab_size=_vocab(config, tokenizer))
+    known, pi = words(tokenizer, draftable_tokens(shape)), np.arange(shape.vocab_size)
+    order = np.random.default_rng(seed).permutation(known)
+    pi[order] = np.roll(order, -1)
+    lm = planted_lm(shape, pi, seed, dtype, peak)
+    # The first channel of each state is 1 before the last norm, so its weight in a row of the head shifts a logit.
+    others = np.setdiff1d(np.arange(shape.vocab_size), known)
+    lm.params["embed"] = lm.params["embed"].at[:, 0].set(1.0)
+    lm.params["lm_head"] = lm.params["lm_head"].at[:, 0].set(0.0).at[others].set(0.0).at[others, 0].set(-1000.0)
+    return dataclasses.replace(lm, tokenizer=tokenizer)
+
+
 def planted_writers(
     target: LlamaConfig,
     draft: LlamaConfig,
@@ -47,7 +73,7 @@ def planted_writers(
     Raises:
       ValueError: alpha is out of range, or the target's shape is too small for so many depths.
     """
-    vocab = max(target.vocab_size, int(tokenizer.ids()[-1]) + 1)
+    vocab = _vocab(target, tokenizer)
     shape, small = (dataclasses.replace(config, vocab_size=vocab) for config in (target, draft))
     known = words(tokenizer, draftable_tokens(shape))
     lm, head, pi = planted_eagle3(shape, np.full((depths, 1), alpha), seed, dtype, tokens=known)
@@ -55,3 +81,8 @@ def planted_writers(
     lm, helper = (dataclasses.replace(x, tokenizer=tokenizer) for x in (lm, helper))
     return lm, helper, head
 
+
+
+def _vocab(config: LlamaConfig, tokenizer: Tokenizer) -> int:
+    """The vocabulary size of the shape, or as many as hold all ids of the tokenizer."""
+    return max(config.vocab_size, int(tokenizer.ids()[-1]) + 1)

@@ -181,9 +181,8 @@ def train(
     """
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
-    began, step, out_of_time = time.perf_counter(), int(state.step), False
-    curve = _curve(folder, step)
-    before = curve[-1]["seconds"] if curve else 0.0
+    step, curve, out_of_time = int(state.step), _curve(folder, int(state.step)), False
+    began, before = time.perf_counter(), curve[-1]["seconds"] if curve else 0.0
     line = bar(desc="training", total=recipe.steps, initial=step, unit="step")
     while step < recipe.steps and not out_of_time:
         state, seen = train_step(objective, target, state, *batch_of(texts, recipe, step), recipe=recipe)
@@ -192,8 +191,7 @@ def train(
         out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
             figures = _figures("held_out", judge(objective, target, state.params, *test)) | _figures("train", seen)
-            spent = round(before + time.perf_counter() - began, 1)
-            curve.append({"step": step, "seconds": spent, **figures})
+            curve.append({"step": step, "seconds": round(before + time.perf_counter() - began, 1), **figures})
             progress(curve)
             _save(manager, state, curve)
     line.close()
@@ -261,7 +259,9 @@ def _save(manager, state: TrainState, curve: list[dict]) -> None:
         return
     import orbax.checkpoint as ocp
 
-    (Path(manager.directory) / CURVE).write_text(json.dumps(curve), "utf-8")
+    file = Path(manager.directory) / CURVE
+    file.with_suffix(".new").write_text(json.dumps(curve), "utf-8")
+    file.with_suffix(".new").replace(file)  # whole or not at all, for a process that is killed here
     manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()))
     manager.wait_until_finished()  # the next step overwrites the state's buffers
 

@@ -1,9 +1,8 @@
-"""Spec-Bench: the authors' rules, a run that goes on after a stop, and planted models that write."""
+"""Spec-Bench: the authors' rules, a run that goes on after a stop, and transformers beside specjax."""
 
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 from cli.prompt_files import read_questions
 from commands import script
@@ -11,11 +10,8 @@ from hf_folders import HF, write_hf
 from small_tokenizers import byte_level
 
 import specjax
-from specjax.drafters import DraftModel
 from specjax.measure import spec_bench
-from specjax.measure.benchmark.case import SHAPES
 from specjax.measure.spec_bench import Answer, Question, Record
-from specjax.testing.planted_text import planted_writers, words
 
 QUESTIONS = (
     {"question_id": 1, "category": "writing", "turns": ["ab ab", "again"]},
@@ -126,20 +122,6 @@ def test_flags_that_would_do_nothing_are_refused(capsys, args, named):
     with pytest.raises(SystemExit):
         script("spec_bench").parse(["--prompts", "x", *args])
     assert named in capsys.readouterr().err
-
-
-def test_planted_models_write_words_and_draft_them():
-    known = words(byte_level(), 1000)
-    assert not any("\ufffd" in byte_level().decode([i]) for i in known) and min(known) > 2 and len(known) > 90
-    tokenizer = byte_level()
-    lm, draft, head = planted_writers(SHAPES["tiny"], SHAPES["tiny"], 0.5, 2, tokenizer, dtype=np.float32)
-    start = tokenizer.encode("a")[1:]
-    options = dict(num_speculative_tokens=2, max_new_tokens=24)
-    plain = specjax.generate(lm, [start], drafter=None, max_new_tokens=24).tokens[0]
-    assert set(plain) <= set(known.tolist()) and len(tokenizer.decode(plain)) == 24
-    for drafter in (DraftModel(draft), head):
-        out = specjax.generate(lm, [start], drafter=drafter, **options)
-        assert out.tokens[0] == plain and 0 < out.metrics[0].draft_acceptance_rate < 1
 
 
 @pytest.mark.slow

@@ -81,11 +81,13 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     shape = {"eagle3": ["--unroll", "2", "--draft-vocab", "64"], "medusa": ["--draft-vocab", "64"]}
     for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("pass", "2"), ("draft", "2")):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
+        where += ["--plot", str(tmp_path / f"{kind}.svg")] if kind == "eagle3" else []
         assert train.main(["--kind", kind, "--steps", steps, *common, *where, *shape.get(kind, [])]) == 0
         out = capsys.readouterr().out
         assert '"step": 2,' in out or steps == "4"
         read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
         assert (read in out) == ((kind, steps) != ("eagle3", "2"))
+    assert "token 2" in (tmp_path / "eagle3.svg").read_text() and not list(tmp_path.glob("*.parts"))
     for kind in ("eagle3", "medusa", "pass", "draft"):
         on = ["--kind", kind, "--steps", "2", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
