@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
@@ -99,21 +100,27 @@ def loaded(args: argparse.Namespace) -> tuple[specjax.LM, specjax.LM | None, Can
 
 
 def contestants(
-    lm: specjax.LM, helper: specjax.LM | None, offered: Candidates, args: argparse.Namespace
+    lm: specjax.LM, helper: specjax.LM | None, offered: Candidates, count: int, peer: Any
 ) -> Sequence[spec_bench.Contestant]:
-    """All rows of the table. Plain decoding comes first."""
-    count = args.max_new_tokens
+    """All rows of the table. Plain decoding comes first.
+
+    Args:
+      lm: the target.
+      helper: the peer's draft model, if there is one.
+      offered: the drafters.
+      count: the most new tokens of a turn.
+      peer: transformers, without weights so far. None: no peer runs.
+    """
     found: list[spec_bench.Contestant] = [spec_bench.Ours(PLAIN, PLAIN, lm, drafter=None, max_new_tokens=count)]
     for name, (make, size) in offered.items():
         found.append(spec_bench.Ours(
             name, PLAIN, lm, drafter=make(), num_speculative_tokens=size, max_new_tokens=count
         ))  # fmt: skip
-    if not args.peers:
+    if peer is None:
         return found
-    (peer,) = peers.load(["transformers"], None)
-    peer.take(lm, helper)  # type: ignore[attr-defined]
-    brand = f"transformers {peer.package.__version__}"  # type: ignore[attr-defined]
-    ways = {"plain": {}, "assisted": peer.assisted(K) if helper else None, "prompt lookup": PEER_LOOKUP}  # type: ignore[attr-defined]
+    peer.take(lm, helper)
+    brand = f"transformers {peer.package.__version__}"
+    ways = {"plain": {}, "assisted": peer.assisted(K) if helper else None, "prompt lookup": PEER_LOOKUP}
     stops = lm.config.eos_token_ids
     return found + [
         spec_bench.Theirs(f"{brand}, {way}", f"{brand}, plain", peer, count, stops, **settings)
@@ -124,15 +131,16 @@ def contestants(
 def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
     questions = read_questions(args.prompts, args.per_task)
-    if args.peers:
-        peers.load(["transformers"], None)  # a missing package is refused before any device work
+    peer = peers.load(["transformers"], None)[0] if args.peers else None  # a missing package is refused at once
     lm, helper, offered = planted(args) if args.planted else loaded(args)
+    if lm.tokenizer is None:
+        raise ValueError(f"the questions are texts, but {args.model} has no tokenizer; give a chat model")
     about = {
         "model": args.planted or args.model, "dtype": str(lm.dtype), "device": jax.devices()[0].device_kind,
         "jax": jax.__version__, "max_new_tokens": args.max_new_tokens, "alpha": args.alpha if args.planted else None,
     }  # fmt: skip
     records = spec_bench.Records(args.answers, about)
-    rows = contestants(lm, helper, chosen_of(offered, args.only), args)
+    rows = contestants(lm, helper, chosen_of(offered, args.only), args.max_new_tokens, peer)
     for temperature in args.temperature:
         for question in bar(questions, desc=f"T = {temperature:g}", unit="question"):
             for row in rows:  # in turn, so that load from outside falls on all of them
@@ -143,7 +151,7 @@ def run(args: argparse.Namespace) -> None:
     found = {t: spec_bench.figures(asked, t) for t in args.temperature}
     for temperature, table in found.items():
         print(f"T = {temperature:g}; {', '.join(f'{k} {v}' for k, v in about.items() if v is not None)}\n")
-        print(spec_bench.markdown(table) + "\n")
+        print(spec_bench.markdown(table, same_texts=not temperature) + "\n")
     if args.json:
         args.json.write_text(json.dumps({**about, "temperatures": {f"{t:g}": x for t, x in found.items()}}, indent=1))
 

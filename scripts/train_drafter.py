@@ -47,7 +47,7 @@ KINDS = {"draft": "model"}  # the name of a kind in a drafter's file, where the 
 
 # Flags that only some kinds have: the kinds, the default, and whether --start-from already settles the value.
 OF_KINDS = {
-    "draft_vocab": ({"eagle", "eagle3", "medusa"}, 16384, True),
+    "draft_vocab": ({"eagle", "eagle3", "medusa"}, None, False),
     "intermediate": ({"eagle", "eagle3"}, None, True),
     "unroll": ({"eagle", "eagle3"}, 4, False),
     "heads": ({"medusa"}, 4, True),
@@ -87,20 +87,15 @@ def _parser() -> Parser:
     add("--loss", choices=LOSSES, default="kl", help="the loss (%(default)s)")
     add("--start-from", metavar="NAME", help="train this drafter of the same kind further: a file, or a shipped name")
     add("--seed", type=int, default=0, help="seed of sampling and training (%(default)s)")
-    add(
-        "--draft-vocab", type=int, help="eagle, eagle3, medusa: how many of the most frequent tokens they draft (16384)"
-    )
+    add("--draft-vocab", type=int,
+        help="eagle, eagle3, medusa: how many frequent tokens they draft (16384; --start-from: all)")  # fmt: skip
     add("--intermediate", type=int, help="eagle, eagle3: width of the MLP; the target's by default")
     add("--unroll", type=int, help="eagle, eagle3: how many tokens in a row the head is trained for (4)")
     add("--heads", type=int, help="medusa: how many heads (4)")
     add("--lookahead-tokens", type=int, help="pass: how many look-ahead tokens (3)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
-    add(
-        "--exit-layers",
-        type=int,
-        nargs="+",
-        help="early-exit: layers after which to exit; a fifth, a third and a half by default",
-    )
+    add("--exit-layers", type=int, nargs="+",
+        help="early-exit: layers after which to exit; a fifth, a third and a half by default")  # fmt: skip
     add("--layer-dropout", type=float, help="early-exit: the largest dropout, that of the last layer (0.1)")
     add("--checkpoints", type=Path, help="folder of checkpoints: a run that was cut short goes on from there")
     add("--every", type=int, default=500, help="steps between measurements (%(default)s)")
@@ -125,7 +120,7 @@ def parse(argv=None) -> argparse.Namespace:
             parser.error(f"{flag(name)} can't be chosen with --start-from: it stays as in that drafter")
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
-    parser.at_least_one(args, "unroll")
+    parser.at_least_one(args, "unroll", "draft_vocab")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
         parser.error("--row-tokens is for texts with --passages")
     args.unused = [flag(name) for name in SAMPLING if getattr(args, name) != parser.get_default(name)]
@@ -143,14 +138,20 @@ def target_of(args: argparse.Namespace) -> specjax.LM:
     return planted_writer(SHAPES[args.planted], tokenizer, seed=args.seed, dtype=dtype)
 
 
+def most_frequent(texts: Texts, ids: np.ndarray, count: int) -> np.ndarray:
+    """The ``count`` of the token ids that the target said most often, i32[count] in rising order."""
+    counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=int(ids.max()) + 1)[ids]
+    return np.sort(ids[np.argsort(-counts, kind="stable")[:count]]).astype(np.int32)
+
+
 def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | None = None):
     """The objective: the weights to train, and the loss.
 
-    Only a new head needs the texts: it drafts the most frequent tokens of them.
+    Only a new head, or one whose draft vocabulary is cut, needs the texts: it drafts their most frequent tokens.
     """
     c = target.config
     if args.start_from:
-        return objective_from(args, target)
+        return objective_from(args, target, texts)
     if args.kind == "pass":
         return PaSSObjective.of(target, args.lookahead_tokens, loss=args.loss)
     if args.kind == "draft":
@@ -159,8 +160,7 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     if args.kind == "early-exit":
         return EarlyExitObjective.of(target, tuple(args.exit_layers or ()), args.layer_dropout, args.loss)
     assert texts is not None
-    counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=c.vocab_size)
-    tokens = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: args.draft_vocab]).astype(np.int32))
+    tokens = jnp.asarray(most_frequent(texts, np.arange(c.vocab_size), args.draft_vocab or 16384))
     rows = target.head_table()[tokens]
     if args.kind == "medusa":
         return MedusaObjective(tokens, rows, MedusaHeadsConfig(c.hidden_size, len(tokens), args.heads), args.loss)
@@ -173,8 +173,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 
-def objective_from(args: argparse.Namespace, target: specjax.LM):
-    """The objective that trains the drafter of --start-from further."""
+def objective_from(args: argparse.Namespace, target: specjax.LM, texts: Texts | None):
+    """The objective that trains the drafter of --start-from further, with fewer tokens if --draft-vocab says so."""
     kind, before = files.read_about(args.start_from)["kind"], files.load(args.start_from, target)
     if kind != KINDS.get(args.kind, args.kind):
         raise ValueError(f"--start-from {args.start_from} is of kind {kind!r}, which --kind {args.kind} can't train on")
@@ -185,10 +185,31 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
     if isinstance(before, PaSS):
         return PaSSObjective(before.params, before.config, loss=args.loss)
     assert isinstance(before, Eagle | Medusa)
-    common = dict(tokens=before.tokens, lm_head=before.params["lm_head"], loss=args.loss, first=before.params)
+    tokens, rows, config = before.tokens, before.params["lm_head"], before.config
+    if args.draft_vocab is not None:
+        assert texts is not None
+        tokens, rows, config = cut(before, texts, args.draft_vocab)
+    common = dict(tokens=tokens, lm_head=rows, loss=args.loss, first=before.params)
     if isinstance(before, Medusa):
-        return MedusaObjective(config=before.config, **common)
-    return EagleObjective(config=before.config, steps=args.unroll, **common)
+        return MedusaObjective(config=config, **common)
+    return EagleObjective(config=config, steps=args.unroll, **common)
+
+
+def cut(head: Eagle | Medusa, texts: Texts, count: int):
+    """The most frequent ``count`` tokens of a head's draft vocabulary, their rows of the output layer, and its config.
+
+    Raises:
+      ValueError: the head drafts fewer tokens already.
+    """
+    known = np.asarray(head.tokens)
+    if count > len(known):
+        raise ValueError(f"--draft-vocab {count} can only cut the {len(known)} tokens that --start-from's head drafts")
+    tokens = most_frequent(texts, known, count)
+    rows = head.params["lm_head"][np.searchsorted(known, tokens)]
+    if isinstance(head, Medusa):
+        return jnp.asarray(tokens), rows, dataclasses.replace(head.config, vocab_size=count)
+    layer = dataclasses.replace(head.config.layer, vocab_size=count)
+    return jnp.asarray(tokens), rows, dataclasses.replace(head.config, layer=layer)
 
 
 def kept(path: Path | None, make: Callable[[], Texts]) -> Texts:
@@ -234,7 +255,7 @@ def run(args: argparse.Namespace) -> None:
         import matplotlib  # noqa: F401  (a missing package is refused before any work)
     target = target_of(args)
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
-    early = args.start_from or args.kind in ("pass", "draft", "early-exit")
+    early = args.draft_vocab is None if args.start_from else args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None
     began = time.perf_counter()
     texts = texts_of(args, target)
@@ -251,7 +272,8 @@ def run(args: argparse.Namespace) -> None:
     def measured(curve: list[dict]) -> None:
         say(json.dumps(curve[-1]))
         if args.plot:
-            drawing.svg_file(plots.chart(curve, f"{args.kind} for {args.planted or args.model}"), args.plot)
+            place = "exit" if args.kind == "early-exit" else "token"
+            drawing.svg_file(plots.chart(curve, f"{args.kind} for {args.planted or args.model}", place), args.plot)
 
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds, progress=measured

@@ -170,19 +170,23 @@ class Records:
     """
 
     def __init__(self, path: Path | None, about: dict[str, Any]):
-        self._path, self.found = path, {}  # type: ignore[var-annotated]
-        head = json.dumps(about)
+        self._path = path
+        self.found: dict[tuple[str, float, int], Record] = {}
         if path is None:
             return
-        lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]  # a run that was killed may leave half a line
-        if whole and whole[0] != head + "\n":
+        head, text = json.dumps(about), path.read_text("utf-8") if path.is_file() else ""
+        whole = text[: text.rfind("\n") + 1]  # a run that was killed may leave half a line
+        lines = whole.split("\n")
+        if whole and lines[0] != head:
             raise ValueError(
-                f"{path} holds answers of a run with other settings: {whole[0].strip():.400}; give another file, or "
-                f"these settings. Now: {head}"
+                f"{path} holds answers of a run with other settings: {lines[0]:.400}; give another file, or these "
+                f"settings. Now: {head}"
             )
-        path.write_text("".join(whole) or head + "\n", "utf-8")
-        for line in whole[1:]:
+        with open(path, "ab") as file:
+            file.truncate(len(whole.encode()))
+            if not whole:
+                file.write(head.encode() + b"\n")
+        for line in lines[1:-1]:
             record = Record(**json.loads(line))
             self.found[record.key] = record
 
@@ -227,17 +231,21 @@ def _figures(own: list[Record], plain: dict[int, Record]) -> dict[str, float]:
     }
 
 
-def markdown(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The table: a row for each contestant, the speedup by task and overall, mean accepted tokens, and tokens/s."""
-    first = next(iter(found.values()))
-    tasks = [task for task in first if task != "overall"]
-    lines = [
-        "| drafter | " + " | ".join(tasks) + " | overall | mean accepted tokens | tokens/s | same texts |",
-        "|---" * (len(tasks) + 5) + "|",
-    ]
+def markdown(found: dict[str, dict[str, dict[str, float]]], same_texts: bool = True) -> str:
+    """The table: a row for each contestant, the speedup by task and overall, mean accepted tokens, and tokens/s.
+
+    Args:
+      found: the figures, from :func:`figures`.
+      same_texts: whether a last column says how many texts are those of plain decoding. Sampled texts differ.
+    """
+    tasks = [task for task in next(iter(found.values())) if task != "overall"]
+    header = ["drafter", *tasks, "overall", "mean accepted tokens", "tokens/s", *["same texts"] * same_texts]
+    rows = [header, ["---"] * len(header)]
     for name, by_task in found.items():
         whole = by_task["overall"]
-        cells = [f"{by_task[task]['speedup']:.2f}" for task in (*tasks, "overall")]
-        cells += [f"{whole['mean_accepted_tokens']:.2f}", f"{whole['tokens_per_second']:.1f}"]
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {whole['same_texts']} of {whole['questions']} |")
-    return "\n".join(lines)
+        speedups = [f"{by_task[task]['speedup']:.2f}" for task in (*tasks, "overall")]
+        same = [f"{whole['same_texts']} of {whole['questions']}"] * same_texts
+        rows.append([
+            name, *speedups, f"{whole['mean_accepted_tokens']:.2f}", f"{whole['tokens_per_second']:.1f}", *same
+        ])  # fmt: skip
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,4 +1,4 @@
-"""The curve of a training run as a chart: the loss, and the acceptance by place in the draft."""
+"""The curve of a training run as a chart: the loss, and the acceptance by token of the draft."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from specjax.report.drawing import COLOURS, Chart
 PLACES = ("accepted", "correction", "bonus", "draft", "wide")
 
 
-def chart(curve: Sequence[dict[str, Any]], title: str) -> Chart:
+def chart(curve: Sequence[dict[str, Any]], title: str, place: str = "token") -> Chart:
     """Two panels over the steps: the mean loss of training and held-out texts, and the held-out acceptance.
 
     Args:
       curve: what :func:`specjax.training.loop.train` returns; at least one measurement.
       title: the title.
+      place: what the acceptance is measured at, in turn: the tokens of a draft, or the exits of a model.
     """
     steps = [line["step"] for line in curve]
     losses = {kind: [float(np.mean(line[f"{kind}_loss"])) for line in curve] for kind in ("train", "held_out")}
@@ -28,9 +29,9 @@ def chart(curve: Sequence[dict[str, Any]], title: str) -> Chart:
         left, right = figure.subplots(1, 2)
         for (kind, loss), colour in zip(losses.items(), ("plain", "accepted"), strict=True):
             left.plot(steps, loss, ".-", color=COLOURS[colour], label=kind.replace("_", "-"))
-        for place, alpha in enumerate(alphas.T):
-            colour = COLOURS[PLACES[min(place, len(PLACES) - 1)]]
-            right.plot(steps, alpha, ".-", color=colour, label=f"token {place + 1}")
+        for number, alpha in enumerate(alphas.T, 1):
+            colour = COLOURS[PLACES[min(number, len(PLACES)) - 1]]
+            right.plot(steps, alpha, ".-", color=colour, label=f"{place} {number}")
         for panel, name in ((left, "loss"), (right, "acceptance rate, held-out")):
             panel.set_xlabel("step")
             panel.set_ylabel(name)
@@ -43,9 +44,9 @@ def chart(curve: Sequence[dict[str, Any]], title: str) -> Chart:
     return Chart(
         "training",
         title,
-        f"After {steps[-1]} steps the held-out loss is {losses['held_out'][-1]:.3f}, and the acceptance rate by place "
-        f"in the draft is {last}.",
-        ("step", "loss", "held-out loss", *(f"acceptance, token {i + 1}" for i in range(alphas.shape[1]))),
+        f"After {steps[-1]} steps the held-out loss is {losses['held_out'][-1]:.3f}, and the acceptance rate by "
+        f"{place} is {last}.",
+        ("step", "loss", "held-out loss", *(f"acceptance, {place} {i + 1}" for i in range(alphas.shape[1]))),
         [
             (step, f"{a:.4f}", f"{b:.4f}", *(f"{alpha:.4f}" for alpha in row))
             for step, a, b, row in zip(steps, *losses.values(), alphas, strict=True)

@@ -157,9 +157,9 @@ def dialogues(
     question = size // 4 if question is None else question
     _check_size(lm, size, question)
     with contextlib.ExitStack() as stack:
-        where = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
-        said = where / "said.jsonl"
-        begun = _begun(where, lm, count, size, question, seed, prompts, temperatures)
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
+        where = base / f"{size}-{question}"
+        said, begun = where / "said.jsonl", _begun(where, lm, count, question, seed, prompts, temperatures)
         engine = stack.enter_context(Engine(lm, "none", slots=batch, capacity=size, max_waiting=4 * batch))
         until = time.monotonic() + seconds
         files.fill(partial(_said, engine, len(prompts), size, question, until), begun, said, seed=seed)
@@ -171,7 +171,6 @@ def _begun(
     folder: Path,
     lm: LM,
     count: int,
-    size: int,
     question: int,
     seed: int,
     prompts: Sequence[str],
@@ -187,15 +186,14 @@ def _begun(
     openings = [_plain(lm, opening) for opening in OPENINGS]
     texts += [openings[i % len(openings)] for i in range(len(texts), count)]
     rows = [
-        {"id": i, "prompt": before + text, "temperature": temperatures[i % len(temperatures)], "seed": seed + i,
-         "max_new_tokens": size}
+        {"id": i, "prompt": before + text, "temperature": temperatures[i % len(temperatures)], "seed": seed + i}
         for i, text in enumerate(texts)
-    ]  # fmt: skip
+    ]
     path, text = folder / "begun.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
     if path.is_file() and path.read_text("utf-8") != text:
         raise ValueError(
-            f"{folder} holds dialogues that were begun with other settings (number, length, seed or questions); remove "
-            "it, or give the settings of then"
+            f"{folder} holds dialogues that were begun with other settings (number, seed, questions or temperatures); "
+            "remove it, or give the settings of then"
         )
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")

@@ -214,7 +214,7 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     again = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"])
     assert np.array_equal(again.tokens, texts.tokens)
     told = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"], folder=tmp_path / "kept")
-    said = tmp_path / "kept" / "said.jsonl"
+    said = tmp_path / "kept" / "60-12" / "said.jsonl"
     first, *_, last = said.read_text().splitlines()
     mark = json.loads(first) | {"tokens": [1, 2, 3]}
     said.write_text(json.dumps(mark) + "\n" + last[:9])  # a process that is killed leaves half a line
