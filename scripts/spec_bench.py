@@ -27,7 +27,7 @@ from specjax.measure import spec_bench
 from specjax.measure.benchmark import peers
 from specjax.measure.benchmark.case import SHAPES
 from specjax.report.progress import bar
-from specjax.testing.planted_text import planted_writers
+from specjax.testing import planted_writers
 
 PLAIN = "specjax, plain"
 K = 5  # of draft models, of planted heads and of the peer's draft model

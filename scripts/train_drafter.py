@@ -33,7 +33,7 @@ from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
 from specjax.report import drawing
 from specjax.report.progress import say
-from specjax.testing.planted_text import planted_writer
+from specjax.testing import planted_writer
 from specjax.training import loop, plots
 from specjax.training.losses import LOSSES
 from specjax.training.texts import Texts, dialogues, over_passages
