@@ -96,7 +96,7 @@ class Loop:
         self._read_prompts()
         if self.overcommit:
             swap.make_room(self)
-        dispatched = any(self.running)
+        dispatched = any(map(self._goes_on, self.running))
         if dispatched:
             if self.checks:  # the round that follows must not change the pages that were just published
                 self.checks.compare(self)
@@ -173,6 +173,13 @@ class Loop:
             accepted_per_position=list(self.counts.accepted_per_position),
             finished=dict(self.counts.finished),
         )
+
+    def _goes_on(self, ticket: Ticket | None) -> bool:
+        """Whether a slot's request may need one more round. Each round in flight gives it one token at least."""
+        if ticket is None:
+            return False
+        coming = sum(flight.tickets[ticket.slot] is ticket for flight in self.in_flight)
+        return ticket.length + coming < ticket.limit
 
     def _read_prompts(self) -> None:
         """Reads prompts, and gives requests whose prompt is read a slot.
