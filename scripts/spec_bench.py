@@ -136,8 +136,9 @@ def run(args: argparse.Namespace) -> None:
     if lm.tokenizer is None:
         raise ValueError(f"the questions are texts, but {args.model} has no tokenizer; give a chat model")
     about = {
-        "model": args.planted or args.model, "dtype": str(lm.dtype), "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__, "max_new_tokens": args.max_new_tokens, "alpha": args.alpha if args.planted else None,
+        "model": f"planted {' + '.join(args.planted)}" if args.planted else args.model,
+        "dtype": str(lm.dtype), "device": jax.devices()[0].device_kind, "jax": jax.__version__,
+        "max_new_tokens": args.max_new_tokens, "alpha": args.alpha if args.planted else None,
     }  # fmt: skip
     records = spec_bench.Records(args.answers, about)
     rows = contestants(lm, helper, chosen_of(offered, args.only), args.max_new_tokens, peer)

@@ -269,17 +269,19 @@ def run(args: argparse.Namespace) -> None:
     count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
 
+    name = f"planted {args.planted}" if args.planted else args.model
+
     def measured(curve: list[dict]) -> None:
         say(json.dumps(curve[-1]))
         if args.plot:
             place = "exit" if args.kind == "early-exit" else "token"
-            drawing.svg_file(plots.chart(curve, f"{args.kind} for {args.planted or args.model}", place), args.plot)
+            drawing.svg_file(plots.chart(curve, f"{args.kind} for {name}", place), args.plot)
 
     params, curve = loop.train(
         objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds, progress=measured
     )
     about = {
-        "model": args.planted or args.model, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
+        "model": name, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
         "start_from": args.start_from,
         "texts": {"rows": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,
