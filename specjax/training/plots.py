@@ -12,7 +12,7 @@ PLACES = ("accepted", "correction", "bonus", "draft", "wide")
 
 
 def chart(curve: Sequence[dict[str, Any]], title: str, place: str = "token") -> Chart:
-    """Two panels over the steps: the mean loss of training and held-out texts, and the held-out acceptance.
+    """Two panels over the steps: the loss of the step's batch and of held-out texts, and the held-out acceptance.
 
     Args:
       curve: what :func:`specjax.training.loop.train` returns; at least one measurement.
@@ -27,8 +27,8 @@ def chart(curve: Sequence[dict[str, Any]], title: str, place: str = "token") -> 
         figure = axes.figure
         axes.remove()
         left, right = figure.subplots(1, 2)
-        for (kind, loss), colour in zip(losses.items(), ("plain", "accepted"), strict=True):
-            left.plot(steps, loss, ".-", color=COLOURS[colour], label=kind.replace("_", "-"))
+        left.plot(steps, losses["train"], ".-", color=COLOURS["plain"], label="the batch of the step")
+        left.plot(steps, losses["held_out"], ".-", color=COLOURS["accepted"], label="held-out texts")
         for number, alpha in enumerate(alphas.T, 1):
             colour = COLOURS[PLACES[min(number, len(PLACES)) - 1]]
             right.plot(steps, alpha, ".-", color=colour, label=f"{place} {number}")
