@@ -138,20 +138,24 @@ def target_of(args: argparse.Namespace) -> specjax.LM:
     return planted_writer(SHAPES[args.planted], tokenizer, seed=args.seed, dtype=dtype)
 
 
-def most_frequent(texts: Texts, ids: np.ndarray, count: int) -> np.ndarray:
-    """The ``count`` of the token ids that the target said most often, i32[count] in rising order."""
-    counts = np.bincount(texts.tokens[texts.weights() > 0], minlength=int(ids.max()) + 1)[ids]
-    return np.sort(ids[np.argsort(-counts, kind="stable")[:count]]).astype(np.int32)
+def said(texts: Texts, vocab: int) -> np.ndarray:
+    """How often the target said each token, i64[V]."""
+    return np.bincount(texts.tokens[texts.weights() > 0], minlength=vocab)
+
+
+def most_frequent(counts: np.ndarray, size: int) -> np.ndarray:
+    """The places of the ``size`` largest counts, i32[size] in rising order."""
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
 def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | None = None):
     """The objective: the weights to train, and the loss.
 
-    Only a new head, or one whose draft vocabulary is cut, needs the texts: it drafts their most frequent tokens.
+    Only a new head needs the texts: it drafts the most frequent tokens of them.
     """
     c = target.config
     if args.start_from:
-        return objective_from(args, target, texts)
+        return objective_from(args, target)
     if args.kind == "pass":
         return PaSSObjective.of(target, args.lookahead_tokens, loss=args.loss)
     if args.kind == "draft":
@@ -160,7 +164,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     if args.kind == "early-exit":
         return EarlyExitObjective.of(target, tuple(args.exit_layers or ()), args.layer_dropout, args.loss)
     assert texts is not None
-    tokens = jnp.asarray(most_frequent(texts, np.arange(c.vocab_size), args.draft_vocab or 16384))
+    counts = said(texts, c.vocab_size)
+    tokens = jnp.asarray(most_frequent(counts, args.draft_vocab or 16384))
     rows = target.head_table()[tokens]
     if args.kind == "medusa":
         return MedusaObjective(tokens, rows, MedusaHeadsConfig(c.hidden_size, len(tokens), args.heads), args.loss)
@@ -173,8 +178,8 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
 
 
-def objective_from(args: argparse.Namespace, target: specjax.LM, texts: Texts | None):
-    """The objective that trains the drafter of --start-from further, with fewer tokens if --draft-vocab says so."""
+def objective_from(args: argparse.Namespace, target: specjax.LM):
+    """The objective that trains the drafter of --start-from further."""
     kind, before = files.read_about(args.start_from)["kind"], files.load(args.start_from, target)
     if kind != KINDS.get(args.kind, args.kind):
         raise ValueError(f"--start-from {args.start_from} is of kind {kind!r}, which --kind {args.kind} can't train on")
@@ -185,31 +190,24 @@ def objective_from(args: argparse.Namespace, target: specjax.LM, texts: Texts | 
     if isinstance(before, PaSS):
         return PaSSObjective(before.params, before.config, loss=args.loss)
     assert isinstance(before, Eagle | Medusa)
-    tokens, rows, config = before.tokens, before.params["lm_head"], before.config
-    if args.draft_vocab is not None:
-        assert texts is not None
-        tokens, rows, config = cut(before, texts, args.draft_vocab)
-    common = dict(tokens=tokens, lm_head=rows, loss=args.loss, first=before.params)
+    common = dict(tokens=before.tokens, lm_head=before.params["lm_head"], loss=args.loss, first=before.params)
     if isinstance(before, Medusa):
-        return MedusaObjective(config=config, **common)
-    return EagleObjective(config=config, steps=args.unroll, **common)
+        return MedusaObjective(config=before.config, **common)
+    return EagleObjective(config=before.config, steps=args.unroll, **common)
 
 
-def cut(head: Eagle | Medusa, texts: Texts, count: int):
-    """The most frequent ``count`` tokens of a head's draft vocabulary, their rows of the output layer, and its config.
-
-    Raises:
-      ValueError: the head drafts fewer tokens already.
-    """
-    known = np.asarray(head.tokens)
-    if count > len(known):
-        raise ValueError(f"--draft-vocab {count} can only cut the {len(known)} tokens that --start-from's head drafts")
-    tokens = most_frequent(texts, known, count)
-    rows = head.params["lm_head"][np.searchsorted(known, tokens)]
-    if isinstance(head, Medusa):
-        return jnp.asarray(tokens), rows, dataclasses.replace(head.config, vocab_size=count)
-    layer = dataclasses.replace(head.config.layer, vocab_size=count)
-    return jnp.asarray(tokens), rows, dataclasses.replace(head.config, layer=layer)
+def cut(objective, counts: np.ndarray, size: int):
+    """The objective of a head without its rare tokens: it drafts the ``size`` ones with the largest counts i64[V]."""
+    known = np.asarray(objective.tokens)
+    places = most_frequent(counts[known], size)
+    config = objective.config
+    if isinstance(config, MedusaHeadsConfig):
+        config = dataclasses.replace(config, vocab_size=size)
+    else:
+        config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, vocab_size=size))
+    return dataclasses.replace(
+        objective, tokens=jnp.asarray(known[places]), lm_head=objective.lm_head[places], config=config
+    )
 
 
 def kept(path: Path | None, make: Callable[[], Texts]) -> Texts:
@@ -249,14 +247,30 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
     return made
 
 
+def name_of(args: argparse.Namespace) -> str:
+    """The target's name in figures and charts."""
+    return f"planted {args.planted}" if args.planted else args.model
+
+
+def show(curve: list[dict], args: argparse.Namespace) -> None:
+    """Prints the latest measurement, and draws the curve so far if --plot asks for the drawing."""
+    say(json.dumps(curve[-1]))
+    if args.plot:
+        place = "exit" if args.kind == "early-exit" else "token"
+        drawing.svg_file(plots.chart(curve, f"{args.kind} for {name_of(args)}", place), args.plot)
+
+
 def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
     if args.plot:
         import matplotlib  # noqa: F401  (a missing package is refused before any work)
     target = target_of(args)
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
-    early = args.draft_vocab is None if args.start_from else args.kind in ("pass", "draft", "early-exit")
+    early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None
+    fewer = args.draft_vocab if args.start_from else None
+    if fewer and fewer > len(objective.tokens):
+        raise ValueError(f"--draft-vocab {fewer} can only cut the {len(objective.tokens)} tokens of that head")
     began = time.perf_counter()
     texts = texts_of(args, target)
     print(f"{len(texts.tokens)} texts, {texts.own_tokens} tokens, {time.perf_counter() - began:.0f} s", flush=True)
@@ -265,23 +279,17 @@ def run(args: argparse.Namespace) -> None:
     held = min(args.batch, max(1, len(texts.tokens) // 20))
     held_out, texts = texts.rows(slice(0, held)), texts.rows(slice(held, None))
     objective = objective or objective_of(args, target, texts)
+    if fewer:
+        objective = cut(objective, said(texts, target.vocab_size), fewer)
     recipe = loop.Recipe(args.steps, args.batch, args.learning_rate, seed=args.seed)
     count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: objective.init(0))))
     print(f"{args.kind}: {count} trainable weights; {recipe}", flush=True)
-
-    name = f"planted {args.planted}" if args.planted else args.model
-
-    def measured(curve: list[dict]) -> None:
-        say(json.dumps(curve[-1]))
-        if args.plot:
-            place = "exit" if args.kind == "early-exit" else "token"
-            drawing.svg_file(plots.chart(curve, f"{args.kind} for {name}", place), args.plot)
-
     params, curve = loop.train(
-        objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds, progress=measured
-    )
+        objective, target, texts, held_out, recipe, args.checkpoints, args.every, args.seconds,
+        progress=lambda curve: show(curve, args),
+    )  # fmt: skip
     about = {
-        "model": name, "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
+        "model": name_of(args), "kind": args.kind, "loss": args.loss, "recipe": dataclasses.asdict(recipe),
         "start_from": args.start_from,
         "texts": {"rows": len(texts.tokens), "own_tokens": texts.own_tokens, "size": int(texts.tokens.shape[1])},
         "device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": target.dtype.name, "curve": curve,

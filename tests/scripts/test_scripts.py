@@ -106,8 +106,9 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     whole, cut = (files.load(tmp_path / f"{name}.safetensors", small) for name in ("eagle3", "cut"))
     assert set(cut.tokens.tolist()) < set(whole.tokens.tolist()) and cut.params["lm_head"].shape[0] == 16
     more = ["--kind", "eagle3", "--start-from", str(tmp_path / "cut.safetensors"), "--draft-vocab", "64"]
-    assert train.main([*common, *more]) == 2
-    assert "can only cut the 16 tokens" in capsys.readouterr().err
+    assert train.main([*common, "--texts", str(tmp_path / "none.npz"), *more]) == 2, "before any text is sampled"
+    assert not (tmp_path / "none.npz").exists()
+    assert "can only cut the 16 tokens of that head" in capsys.readouterr().err
     assert files.load(tmp_path / "draft.safetensors", small).lm.kv_dtype == "int8"
     code, _, err = run(
         capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
