@@ -31,6 +31,7 @@ from specjax.measure.benchmark.case import SHAPES
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
+from specjax.models.model import check_no_encoder
 from specjax.report import drawing
 from specjax.report.progress import say
 from specjax.testing import planted_writer
@@ -265,6 +266,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         import matplotlib  # noqa: F401  (a missing package is refused before any work)
     target = target_of(args)
+    check_no_encoder(target, "scripts/train_drafter.py")
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None

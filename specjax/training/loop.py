@@ -19,6 +19,7 @@ import optax
 
 from specjax.decode import random
 from specjax.models.lm import LM
+from specjax.models.model import check_no_encoder
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.report.progress import bar
 from specjax.training.texts import Texts
@@ -176,9 +177,10 @@ def train(
       The weights, and the curve: one dict for each measurement of the whole run, those before a break included.
 
     Raises:
-      ValueError: the folder holds checkpoints of another objective, recipe or texts. The recipe's
-        ``steps`` may differ.
+      ValueError: the target has an encoder, or the folder holds checkpoints of another objective, recipe or texts. The
+        recipe's ``steps`` may differ.
     """
+    check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
     step, curve, out_of_time = int(state.step), _curve(folder, int(state.step)), False
