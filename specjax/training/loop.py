@@ -177,8 +177,7 @@ def train(
       The weights, and the curve: one dict for each measurement of the whole run, those before a break included.
 
     Raises:
-      ValueError: the target has an encoder, or the folder holds checkpoints of another objective, recipe or texts. The
-        recipe's ``steps`` may differ.
+      ValueError: the target has an encoder, or the folder is of another run, but for the recipe's ``steps``.
     """
     check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)
