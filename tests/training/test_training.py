@@ -163,6 +163,8 @@ def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
     whole, whole_curve = train(tmp_path / "whole")
     with pytest.raises(Killed):
         train(tmp_path / "broken", kill)
+    kept = tmp_path / "broken" / "curve.json"
+    kept.write_text(json.dumps([*json.loads(kept.read_text()), {"step": 8, "seconds": 0.0}]))  # killed a moment later
     resumed, curve = train(tmp_path / "broken")
     assert [line["step"] for line in curve] == [4, 8, 12], "step 8 is measured again: its weights were not written"
     assert curve == [{**line, "seconds": now["seconds"]} for line, now in zip(whole_curve, curve, strict=True)]
