@@ -9,6 +9,7 @@ The variable is read when a program is traced.
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.decode.arrays import span
+from specjax.models import axes, rope, tuning
 from specjax.models import cache as kv
-from specjax.models import rope, tuning
 from specjax.models.cache import Buffer
 from specjax.models.quantized import Quantized
 
@@ -67,18 +68,26 @@ def attend(
       block: where the block stands and which slots its tokens see.
       keys, values: the cache of one layer: [B, kv_heads, S, D], or pools [P, kv_heads, PAGE, D] with ``block.table``.
       sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
-        kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
+        kernel, and doesn't know that a row's pages lie where the row lies. So each device attends to its own rows, with
+        its own kv heads if the cache is cut by them, else with all heads.
       score: how scores are made. XLA makes those that aren't plain, as it does for blocks that aren't rotated.
 
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
-    starts, angles, mask, bias, table = block
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    plain = typed and angles is not None and bias is None and score == PLAIN
-    platform, function = _kernel_for(qkv, mask, keys, table) if plain else (None, None)
-    if platform is None or function is None:
-        return by_xla(qkv, block, keys, values, score)
+    plain = typed and block.angles is not None and block.bias is None and score == PLAIN
+    kernel = _kernel_for(qkv, block, keys) if plain else None
+    run = partial(by_xla, score=score) if kernel is None else partial(_by_kernel, *kernel)
+    if sharding is None or (kernel is None and axes.parts(sharding.mesh) == 1):
+        return run(qkv, block, keys, values)
+    return _on_each_device(run, sharding, qkv, block, keys, values)
+
+
+def _by_kernel(
+    platform: str, function: Callable, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
+) -> tuple[jax.Array, Buffer, Buffer]:
+    """:func:`attend` by a hand-written kernel, if the program runs on ``platform``."""
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
         return by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
@@ -86,23 +95,37 @@ def attend(
     kernel = jax.custom_jvp(function)
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
-    args = qkv, angles, mask, keys, values, starts, table
-    served = partial(lax.platform_dependent, **{platform: kernel}, default=plainly)
-    if sharding is None:
-        return served(*args)
-    whole, of_cache = PartitionSpec(), sharding.spec
-    of_heads = PartitionSpec(None, None, *of_cache[1:2])  # for qkv and for the result
+    args = qkv, block.angles, block.mask, keys, values, block.starts, block.table
+    return lax.platform_dependent(*args, **{platform: kernel}, default=plainly)
+
+
+def _on_each_device(
+    run: Callable, sharding: NamedSharding, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
+) -> tuple[jax.Array, Buffer, Buffer]:
+    """``run`` on each device of a mesh, with the device's own rows and kv heads. -> as :func:`attend`."""
+    sharding = sharding if block.table is not None else axes.fitted(sharding, len(qkv))
+    of_row, of_head = (*sharding.spec, None, None)[:2]
+    of_heads = PartitionSpec(of_row, None, of_head)  # for qkv and for the result
+    of_block = jax.tree.map(lambda x: PartitionSpec(of_row if len(x) == len(qkv) else None), block)
+    if block.bias is not None:
+        of_block = of_block._replace(bias=PartitionSpec(*of_block.bias, of_head))
+
+    def own(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer):
+        if of_row is not None and block.table is not None:
+            block = block._replace(table=kv.own_pages(block.table, keys))
+        return run(qkv, block, keys, values)
+
     return jax.shard_map(
-        served,
+        own,
         mesh=sharding.mesh,
-        in_specs=(of_heads, whole, whole, of_cache, of_cache, whole, whole),
-        out_specs=(of_heads, of_cache, of_cache),
+        in_specs=(of_heads, of_block, sharding.spec, sharding.spec),
+        out_specs=(of_heads, sharding.spec, sharding.spec),
         check_vma=False,  # Pallas gives no information for this check
-    )(*args)
+    )(qkv, block, keys, values)
 
 
-def _kernel_for(qkv, mask, keys, table) -> tuple[Any, Any]:
-    """The platform of a hand-written kernel and the kernel; None twice: XLA attends.
+def _kernel_for(qkv: jax.Array, block: Block, keys: Any) -> tuple[str, Callable] | None:
+    """The platform of a hand-written kernel and the kernel; None: XLA attends.
 
     The kernels can be imported only where JAX has Triton and Mosaic GPU.
     """
@@ -111,12 +134,12 @@ def _kernel_for(qkv, mask, keys, table) -> tuple[Any, Any]:
         from specjax.models import fused_attention
 
         return platform, partial(fused_attention.attend, interpret=platform == "cpu")
-    whole = size % kv.PAGE == 0 and (table is not None or keys.shape[2] % kv.PAGE == 0)
-    if whole and mask is None and dim in (64, 128) and (platform := prompt_kernels()):
+    whole = size % kv.PAGE == 0 and (block.table is not None or keys.shape[2] % kv.PAGE == 0)
+    if whole and block.mask is None and dim in (64, 128) and (platform := prompt_kernels()):
         from specjax.models import prompt_attention
 
         return platform, prompt_attention.attend
-    return None, None
+    return None
 
 
 def prompt_kernels() -> str | None:
@@ -161,12 +184,19 @@ def by_xla(
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     size, (starts, _, mask, bias, table) = qkv.shape[1], block
-    q, keys, values = written(qkv, block, keys, values)
+    q, keys, values = rotated(qkv, block, keys, values)
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
         capacity = keys.shape[2] if table is None else table.shape[1] * kv.PAGE
         mask = span(capacity)[None] <= slots[..., None]  # [B, T, S]
     return mix(q, keys, values, mask, bias, table, score), keys, values
+
+
+def rotated(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
+    """The rotated queries [B, T, kv_heads, group, D] of a block, and both buffers with the block in them."""
+    group, angles = qkv.shape[3] - 2, block.angles
+    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
+    return qk[..., :group, :], *written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
 
 
 def mix(
@@ -203,10 +233,8 @@ def mix(
     return out.reshape(batch, size, -1)
 
 
-def written(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
-    """The rotated queries [B, T, kv_heads, group, D] of a block, and both buffers with the block in them."""
-    group, (starts, angles, _, _, table) = qkv.shape[3] - 2, block
-    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    k, v = kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
-    return qk[..., :group, :], keys, kv.write(values, v.swapaxes(1, 2), starts, table)
+def written(k: jax.Array, v: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[Buffer, Buffer]:
+    """The cache of one layer with a block's keys, already rotated, and values, each [B, T, kv_heads, D], in it."""
+    k, v = kv.finite_values(k, v)
+    keys = kv.write(keys, k.swapaxes(1, 2), block.starts, block.table)
+    return keys, kv.write(values, v.swapaxes(1, 2), block.starts, block.table)

@@ -37,7 +37,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from specjax.models import tuning
-from specjax.models.attention import Block, written
+from specjax.models.attention import Block, rotated
 from specjax.models.cache import PAGE
 
 TILE = 64  # queries of one head: the rows of a matrix product of a warpgroup
@@ -74,7 +74,7 @@ def attend(
       [B, T, kv_heads * group * D], and both buffers with the chunk in them.
     """
     del mask
-    queries, *cache = written(qkv, Block(starts, angles, None, None, table), keys, values)
+    queries, *cache = rotated(qkv, Block(starts, angles, None, None, table), keys, values)
     keys, values = cast(list[jax.Array], cache)
     return _mixed(queries, keys, values, starts, table, interpret).reshape(*qkv.shape[:2], -1), keys, values
 

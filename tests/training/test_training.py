@@ -1,6 +1,7 @@
 """Training: losses, acceptance in use, going on bit for bit after a break, and the texts that are learned from."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import pytest
 
 import specjax
 from specjax.decode import round as rounds
-from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
+from specjax.drafters import DFlash, DraftModel, Eagle, LayerSkip, Medusa, PaSS
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules
+from specjax.models.heads.dflash_head import DFlashHeadConfig
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
@@ -20,6 +22,7 @@ from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
 from specjax.training.sublayers import weighted
 from specjax.training.texts import Texts, dialogues, over_passages
+from specjax.training.train_dflash import DFlashObjective
 from specjax.training.train_draft import DraftObjective
 from specjax.training.train_eagle import EagleObjective
 from specjax.training.train_early_exit import EarlyExitObjective
@@ -30,6 +33,7 @@ TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = Eagle3HeadConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
 HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1HeadConfig(CONFIG.layer), steps=2)
+BLOCKS = DFlashObjective(jnp.arange(24), TARGET.head_table(), DFlashHeadConfig(CONFIG.layer, (1, 2), 3, 0))
 PASS = PaSSObjective.of(TARGET, num_tokens=2, places=6)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaHeadsConfig(32, 24, num_heads=2))
 EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
@@ -64,6 +68,7 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
 OBJECTIVES = {
     "eagle3": HEAD,
     "eagle": HEAD1,
+    "dflash": BLOCKS,
     "medusa": HEADS,
     "pass": ANY_PASS,
     "draft": DraftObjective.from_layers(TARGET, (0, 2)),
@@ -81,6 +86,8 @@ def test_training_raises_acceptance_in_use(objective):
         target = teacher
         if isinstance(objective, EagleObjective):
             drafter = Eagle(objective.config, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
+        elif objective is BLOCKS:
+            drafter = DFlash(BLOCKS.config, {**params, "lm_head": HEAD.lm_head}, BLOCKS.tokens)
         elif objective is ANY_PASS:
             drafter = PaSS(objective.config, params)
         elif objective is HEADS:
@@ -152,18 +159,22 @@ class Killed(Exception):
 def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
     recipe = dataclasses.replace(RECIPE, steps=12)
 
-    def train(folder, progress=lambda line: None):
+    def train(folder, progress=lambda curve: None):
         return loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), recipe, folder, every=4, progress=progress)
 
-    def kill(line):
-        if line["step"] == 8:
+    def kill(curve):
+        if curve[-1]["step"] == 8:
             raise Killed
 
-    whole, _ = train(tmp_path / "whole")
+    whole, whole_curve = train(tmp_path / "whole")
     with pytest.raises(Killed):
         train(tmp_path / "broken", kill)
+    kept = tmp_path / "broken" / "curve.json"
+    kept.write_text(json.dumps([*json.loads(kept.read_text()), {"step": 8, "seconds": 0.0}]))  # killed a moment later
     resumed, curve = train(tmp_path / "broken")
-    assert curve[0]["step"] == 8, "it begins from the last checkpoint, that of step 4"
+    assert [line["step"] for line in curve] == [4, 8, 12], "step 8 is measured again: its weights were not written"
+    assert curve == [{**line, "seconds": now["seconds"]} for line, now in zip(whole_curve, curve, strict=True)]
+    assert curve[0]["seconds"] < curve[2]["seconds"], "the clock goes on"
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
     other = dataclasses.replace(objective, loss="acceptance")
     for changed, texts in ((other, TEXTS), (objective, TEXTS.rows(slice(8, None)))):
@@ -198,9 +209,9 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     lm = dataclasses.replace(
         TARGET, tokenizer=Template(), config=dataclasses.replace(TARGET.config, eos_token_ids=(19,))
     )
-    texts = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
-    assert bars() == [("sampling", 6, 6)]
-    assert texts.tokens.shape == (8, 60), "whole batches"
+    texts = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"])
+    assert bars() == [("rows", 8, 8)]
+    assert texts.tokens.shape == (8, 60)
     assert texts.tokens[0, :7].tolist() == [20, 21, *Template().encode("abc"), 22, 23]
     for row, length in zip(texts.tokens, texts.lengths, strict=True):
         assert row[:2].tolist() == [20, 21] and 22 in row[2 : 2 + 12 + 20]
@@ -208,8 +219,18 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     starts = texts.own.argmax(axis=1)
     assert starts.tolist() == [7] + [2] * 7, "the given question is not the model's own"
     assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - starts)
-    again = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
+    again = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"])
     assert np.array_equal(again.tokens, texts.tokens)
+    told = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"], folder=tmp_path / "kept")
+    said = tmp_path / "kept" / "60-12" / "said.jsonl"
+    first, *_, last = said.read_text().splitlines()
+    mark = json.loads(first) | {"tokens": [1, 2, 3]}
+    said.write_text(json.dumps(mark) + "\n" + last[:9])  # a process that is killed leaves half a line
+    marked = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"], folder=tmp_path / "kept")
+    same = (marked.tokens == told.tokens).all(axis=1)
+    assert np.flatnonzero(~same).tolist() == [mark["id"]], "what was kept is not said again, all else is the same"
+    with pytest.raises(ValueError, match="begun with other settings"):
+        dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abd"], folder=tmp_path / "kept")
     texts.save(tmp_path / "t.npz")
     assert np.array_equal(Texts.load(tmp_path / "t.npz").tokens, texts.tokens)
     with pytest.raises(ValueError, match="no tokenizer"):
