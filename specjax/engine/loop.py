@@ -180,7 +180,7 @@ class Loop:
         """Whether a slot's request may need one more round. Each round in flight gives it one token at least."""
         if ticket is None:
             return False
-        coming = sum(flight.tickets[ticket.slot] is ticket for flight in self.in_flight)
+        coming = sum(ticket in flight.tickets for flight in self.in_flight)
         return ticket.length + coming < ticket.limit
 
     def _read_prompts(self) -> None:
