@@ -12,19 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert import gpt2_weights
+from convert import gpt2_weights, t5_weights
 from convert.part import Layout, Part, whole
 from specjax.models import families, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.configs import ModelConfig
 from specjax.models.gpt2_config import GPT2Config
 from specjax.models.quantized import is_quantized
+from specjax.models.t5_config import T5Config
 
 Place = Callable[[tuple[str, ...], np.ndarray], Any]  # (path in the tree, finished leaf) -> the leaf on its device
 
 
 def layout(config: ModelConfig) -> Layout:
     """The tensors of the checkpoints of a model's family."""
+    if isinstance(config, T5Config):
+        return t5_weights.layout(config)
     return gpt2_weights.layout(config) if isinstance(config, GPT2Config) else Layout(table(config))
 
 

@@ -22,6 +22,7 @@ import specjax
 from specjax.decode.types import Drafter
 from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.compilation import compilation_cache_of_script
+from specjax.models.model import check_no_encoder
 from specjax.testing.muted import Muted
 
 PROMPTS = (
@@ -149,6 +150,7 @@ class Report:
 def run(args: argparse.Namespace) -> int:
     compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
+    check_no_encoder(lm, "scripts/parity.py")
     texts = texts_of(args.prompt_file, args.prompts, args.every)
     common = {
         "max_new_tokens": args.max_new_tokens,

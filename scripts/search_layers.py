@@ -26,6 +26,7 @@ import specjax
 from specjax.drafters import LayerSkip
 from specjax.drafting import theory
 from specjax.generation.compilation import compilation_cache_of_script
+from specjax.models.model import check_no_encoder
 from specjax.training.sublayers import weighted
 
 MAX_K = 8
@@ -137,6 +138,7 @@ def parse(argv) -> argparse.Namespace:
 def run(args) -> None:
     compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
+    check_no_encoder(lm, "scripts/search_layers.py")
     prompts = [text for _, text in read_prompts(args.prompts)][: args.count]
     search = Search(lm, *texts(lm, prompts, args.max_new_tokens), args.json)
     everything = [(layer, part) for layer in range(lm.config.num_hidden_layers) for part in (0, 1)]

@@ -27,6 +27,7 @@ from specjax.generation.compilation import compilation_cache_of_script
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
+from specjax.models.model import check_no_encoder
 from specjax.report.progress import say
 from specjax.training import loop
 from specjax.training.losses import LOSSES
@@ -203,6 +204,7 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
 def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
     target = specjax.load(args.model, dtype=args.dtype)
+    check_no_encoder(target, "scripts/train_drafter.py")
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None

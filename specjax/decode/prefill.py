@@ -63,9 +63,10 @@ def feed(decoder: "Decoder", state: DecodeState, starts: jax.Array, chunk: int) 
     """
     tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(chunk), axis=1)
     cache = kv.with_lengths(state.cache, starts)
-    out = decoder.target(tokens, cache, with_logits=False, taps=decoder.plan.taps)
+    ends = state.request.prompt_lengths - 1
+    out = decoder.target.read(tokens, cache, ends, taps=decoder.plan.taps)
     own = decoder.drafter.follow(decoder.target, state.drafter, state, starts, out)
-    read = jnp.minimum(starts + chunk, state.request.prompt_lengths - 1)
+    read = jnp.minimum(starts + chunk, ends)
     return state._replace(cache=kv.with_lengths(out.cache, read), drafter=own)
 
 
@@ -120,8 +121,9 @@ def read_along(
       The draft model's answers, without logits. The cache's lengths leave padding out, and never fall.
     """
     tokens = jnp.take_along_axis(state.tokens, starts[:, None] + span(size), axis=1)
-    out = lm(tokens, kv.with_lengths(cache, starts), with_logits=False, taps=taps)
-    read = jnp.minimum(starts + size, state.request.prompt_lengths - 1)
+    ends = state.request.prompt_lengths - 1
+    out = lm.read(tokens, kv.with_lengths(cache, starts), ends, taps)
+    read = jnp.minimum(starts + size, ends)
     return out._replace(cache=kv.with_lengths(out.cache, jnp.maximum(read, cache.lengths)))
 
 
@@ -129,7 +131,7 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
     """Feeds committed tokens to a draft model until its cache holds enough of them.
 
     The loop runs while any active row is behind. A row that is not behind is fed too, and computes some of its entries
-    again.
+    again. An encoder has read the sources before: :func:`read_sources`.
 
     Args:
       lm: the draft model.
@@ -142,6 +144,8 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
       The cache, with lengths of at least ``wanted`` in every active row.
     """
     size = min(tuning.prefill_chunk(chunk), cache.capacity)
+    if lm.has_encoder:
+        size = min(size, _SAFE)
 
     def behind(cache: KVCache):
         return jnp.any(state.active & (cache.lengths < wanted))
@@ -154,6 +158,24 @@ def catch_up(lm: Model, cache: KVCache, state: DecodeState, wanted: jax.Array, c
         return kv.with_lengths(out.cache, jnp.maximum(reached, cache.lengths))
 
     return lax.while_loop(behind, read, cache)
+
+
+# The most tokens that one call feeds to a decoder with an encoder. The capacity leaves room for two tokens past the
+# limit, at least. A longer block may have to start earlier, and would then write over the source.
+_SAFE = 3
+
+
+def read_sources(lm: Model, cache: KVCache, state: DecodeState) -> KVCache:
+    """The cache of a draft model that may not have read along, once its encoder, if any, has read every source."""
+    if not lm.has_encoder:
+        return cache
+    ends = state.request.prompt_lengths - 1
+
+    def encode(cache: KVCache) -> KVCache:
+        return kv.with_lengths(lm.read(state.tokens, kv.with_lengths(cache, ends * 0), ends).cache, ends)
+
+    unread = jnp.any(state.active & (cache.source != ends))
+    return lax.cond(unread, encode, lambda cache: cache, cache)
 
 
 def check_chunk(prefill_chunk: Any) -> None:

@@ -132,7 +132,8 @@ def _counts(context: Context, vocab: int, from_prompt: bool) -> jax.Array:
       from_prompt: whether the prompt is counted too; False: the output alone.
     """
     index = span(context.tokens.shape[1])
-    start = jnp.zeros_like(context.lengths) if from_prompt else context.prompt_lengths
+    begins = jnp.zeros_like(context.lengths) if context.begins is None else context.begins
+    start = begins if from_prompt else context.prompt_lengths
     counted = (index >= start[:, None]) & (index < context.lengths[:, None])  # [B, L]
 
     def row(tokens, counted, path):
@@ -148,20 +149,21 @@ def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context)
     Args:
       logits: f32[B, T, V].
       size: i32[B], n. 0 forbids nothing.
-      context: the tokens before each position. Prompt and output count.
+      context: the tokens before each position. Prompt and output count, an encoder's source does not.
     """
     vocab = logits.shape[-1]
+    begins = jnp.zeros_like(context.lengths) if context.begins is None else context.begins
 
-    def position(logits, size, tokens, length, path):
+    def position(logits, size, tokens, length, begin, path):
         end = length + jnp.sum(path != NO_TOKEN, dtype=jnp.int32)
         tokens = lax.dynamic_update_slice(tokens, jnp.maximum(path, 0), (length,))
         repeats = suffix_runs(tokens, end, size - 1) >= size - 1
         index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-        repeats &= (index < end) & (index >= size - 1) & (size > 0)
+        repeats &= (index < end) & (index - begin >= size - 1) & (size > 0)
         return logits.at[jnp.where(repeats, tokens, vocab)].set(-jnp.inf, mode="drop")
 
-    over_positions = jax.vmap(position, in_axes=(0, None, None, None, 0))
-    return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, context.path)
+    over_positions = jax.vmap(position, in_axes=(0, None, None, None, None, 0))
+    return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, begins, context.path)
 
 
 def forbid_padding(logits: jax.Array, vocabulary: jax.Array, context: Context) -> jax.Array:

@@ -109,6 +109,8 @@ class Context(NamedTuple):
     prompt_lengths: jax.Array
     # i32[B, T, D] The drafted tokens before position t, in order, padded with NO_TOKEN.
     path: jax.Array
+    # i32[B] Where the text begins, of which repetition counts: after the source of an encoder. None: at 0.
+    begins: jax.Array | None = None
 
 
 def _padded(given: Any, neutral: np.ndarray) -> Any:

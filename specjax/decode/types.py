@@ -133,7 +133,7 @@ class DecodeState(NamedTuple):
 
     def context(self, path: jax.Array) -> Context:
         """The tokens before each scored position, where drafted tokens i32[B, T, D] (then NO_TOKEN) lead there."""
-        return Context(self.tokens, self.lengths, self.request.prompt_lengths, path)
+        return Context(self.tokens, self.lengths, self.request.prompt_lengths, path, self.cache.first)
 
 
 class Scored(NamedTuple):

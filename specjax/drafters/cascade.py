@@ -17,7 +17,7 @@ from specjax.decode import round as rounds
 from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import put
-from specjax.decode.prefill import catch_up, check_chunk, read_along
+from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafters.draft_model import check_draft_model
 from specjax.drafting.base import FixedWidth
@@ -96,6 +96,10 @@ class Cascade(FixedWidth):
         taps = self._decoder.plan.taps
         read = read_along(self.lm, own.cache, state, starts, out.hidden.shape[1], taps)
         return CascadeState(read.cache, self.inner.follow(self.lm, own.inner, state, starts, read))
+
+    def resume(self, target: Model, own: CascadeState, state: DecodeState) -> CascadeState:
+        del target  # all else catches up in ``propose``
+        return own._replace(cache=read_sources(self.lm, own.cache, state))
 
     def propose(
         self, target: Model, own: CascadeState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
-from specjax.decode.prefill import catch_up, check_chunk, read_along
+from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth
 from specjax.drafting.draw_chain import check_temperature, draw_chain
@@ -61,14 +61,18 @@ class DraftModel(FixedWidth):
         del target
         return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
 
+    def resume(self, target: Model, own: DraftState, state: DecodeState) -> DraftState:
+        del target  # decoders catch up in ``propose``
+        return DraftState(read_sources(self.lm, own.cache, state))
+
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
         def two(cache, previous, last, position):
             # Feeds the token before the last once more. If the whole last draft was accepted, the cache has no entry of
             # this token: a draft's own last token is never fed.
-            fed = jnp.maximum(position - 1, 0)
-            pair = jnp.where((position > 0)[:, None], jnp.stack([previous, last], 1), jnp.stack([last, last], 1))
+            fed = jnp.maximum(position - 1, cache.first)
+            pair = jnp.where((position > fed)[:, None], jnp.stack([previous, last], 1), jnp.stack([last, last], 1))
             out = self.lm(pair, kv.with_lengths(cache, fed))
             return row_at(out.logits, position - fed), out.cache
 
@@ -103,8 +107,14 @@ def check_draft_model(target: Model, draft: Model, any_tokenizer: bool = False) 
     """Checks that one model can draft for another.
 
     Raises:
-      ValueError: the models are on different devices, or their tokenizers differ and ``any_tokenizer`` is False.
+      ValueError: the models are on different devices, their tokenizers differ and ``any_tokenizer`` is False, or only
+        one of them has an encoder.
     """
+    if draft.has_encoder != target.has_encoder:
+        raise ValueError(
+            f"the target has {'an' if target.has_encoder else 'no'} encoder and the draft model has "
+            f"{'one' if draft.has_encoder else 'none'}; they must read prompts alike: give a draft of the target's kind"
+        )
     if draft.mesh != target.mesh:
         raise ValueError(
             f"the draft model is on {_devices(draft)} and the target on {_devices(target)}; put the draft beside "

@@ -37,7 +37,7 @@ from specjax.models.cache import KVCache
 from specjax.models.heads import eagle3_head
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 Head = Eagle3Head | Eagle1Head
 
@@ -89,6 +89,7 @@ class Eagle(ChainOrTree):
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "Eagle")
         size, taps, layers = self.config.layer.hidden_size, self.config.taps, target.config.num_hidden_layers
         if size != target.config.hidden_size:
             raise ValueError(

@@ -20,7 +20,7 @@ from specjax.models import cache as kv
 from specjax.models import modules
 from specjax.models.cache import KVCache
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
-from specjax.models.model import Model, Output
+from specjax.models.model import Model, Output, check_no_encoder
 
 
 class MedusaState(NamedTuple):
@@ -57,6 +57,7 @@ class Medusa(ChainOrTree):
     temperature: float | None = None
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "Medusa")
         if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these heads read hidden states of size {self.config.hidden_size}, but the target's are "

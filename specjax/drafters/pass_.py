@@ -13,7 +13,7 @@ from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.heads.pass_tokens import PassConfig
-from specjax.models.model import Model
+from specjax.models.model import Model, check_no_encoder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == of two arrays is an array, not one answer
@@ -41,6 +41,7 @@ class PaSS(ChainOrTree, Stateless):
     temperature: float | None = None
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "PaSS")
         if self.config.hidden_size != target.hidden_size:
             raise ValueError(
                 f"these look-ahead tokens are of size {self.config.hidden_size}, but the target's embeddings are "

@@ -17,7 +17,7 @@ from specjax.drafting.base import Stateless, static
 from specjax.drafting.draw_chain import draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.model import Model
+from specjax.models.model import Model, check_no_encoder
 
 
 @static
@@ -48,6 +48,7 @@ class SinkWindow(Stateless):
                 raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
+        check_no_encoder(target, "SinkWindow")
         # The small cache has room for K tokens.
         return super().plan(target, num_speculative_tokens)._replace(shaped_by_size=True)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
-from specjax.decode.prefill import catch_up, check_chunk, read_along
+from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafters.draft_model import DraftState, check_draft_model
 from specjax.drafting.grow_tree import ChainOrTree, Level, Tree, tree_of
@@ -62,6 +62,10 @@ class TreeModel(ChainOrTree):
     def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
         del target
         return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
+
+    def resume(self, target: Model, own: DraftState, state: DecodeState) -> DraftState:
+        del target  # decoders catch up in ``propose``
+        return DraftState(read_sources(self.lm, own.cache, state))
 
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int

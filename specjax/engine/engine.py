@@ -52,9 +52,10 @@ class Engine:
         and rounds draft half of K or nothing while that is faster. The law of the output is the same, but a request's
         tokens then depend on the other requests and on the clock.
       block_width: as in :class:`specjax.Options`. None: the drafter's widest block if ``exact``.
-      prefix_cache: whether requests share the cache pages of common prefixes.
+      prefix_cache: whether requests share the cache pages of common prefixes. Those of an encoder's sources share none,
+        because every entry depends on the whole source.
       prefill_chunk: the prompt tokens that one call reads, a multiple of 64. None: 128, on a CPU 64. A hit in the
-        prefix cache is a multiple of this number.
+        prefix cache is a multiple of this number. An encoder reads each source in one call, so it must be None.
       overcommit: True: a request gets cache pages as it grows, so that more requests fit into ``kv_tokens``. When the
         pages run out, the youngest request is swapped out to the host's memory, and goes on later with the same tokens.
         False: a request that has a slot has all its pages, and is never held up.
@@ -97,7 +98,9 @@ class Engine:
         if overcommit and calls is not None:
             raise ValueError("overcommit=True needs the memory of one host: an engine over processes can't have it")
         drafter = drafters.auto(lm) if drafter == "auto" else drafter
-        self.lm, self.max_waiting, self.prefix_cache = lm, max_waiting, prefix_cache
+        if lm.has_encoder and prefill_chunk is not None:
+            raise ValueError(f"prefill_chunk must be None, as an encoder reads sources whole, got {prefill_chunk!r}")
+        self.lm, self.max_waiting, self.prefix_cache = lm, max_waiting, prefix_cache and not lm.has_encoder
         self.max_logprobs = min(max_logprobs, lm.vocab_size)
         self.fixed = dict(
             drafter=drafter, verifier=verifier, num_speculative_tokens=num_speculative_tokens, lossy=lossy,

@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.decode.decoder import Decoder
 from specjax.decode.likeliest import Top
-from specjax.engine import programs, saved, swap
+from specjax.engine import programs, saved, sizes, swap
 from specjax.engine.checks import Checks
 from specjax.engine.pace import Pace
 from specjax.engine.pages import Pages
@@ -48,7 +48,7 @@ class Loop:
     Args:
       decoder: the target, drafter, verifier and K.
       limits: the sizes of the engine's arrays.
-      chunk: the number of prompt tokens that one call reads.
+      chunk: the number of prompt tokens that one call reads. An encoder reads a whole source in one call.
       headroom: the number of cache entries that a round needs past the tokens of a request.
       overcommit: whether requests get pages as they grow, in place of all pages at once.
       paced: whether rounds draft fewer tokens, or none, while that is faster.
@@ -59,14 +59,16 @@ class Loop:
         self, decoder: Decoder, limits: Limits, chunk: int, headroom: int, overcommit: bool, paced: bool = False,
         calls: Any = None,
     ):
-        self.decoder, self.limits, self.chunk = decoder, limits, chunk
+        self.decoder, self.limits = decoder, limits
         self.decoders = by_length(decoder) if paced else {decoder.num_speculative_tokens: decoder}
         self.pace = Pace(self.decoders)
         self.headroom, self.overcommit = headroom, overcommit
         self.programs = calls or programs.programs_of(decoder, limits)
         self.state: Any = self.programs.empty(decoder, limits)
         self.width = max(cache.capacity // PAGE for cache in programs.caches(self.state))  # of the widest table
-        self.widths = _widths(chunk, self.width)
+        self.whole = decoder.target.has_encoder  # whether prompts are read whole
+        self.chunk = limits.tokens if self.whole else chunk
+        self.reads = sizes.reads(self.whole, self.chunk, self.width)
         self.pages = Pages(limits.pages - 1)
         self.tickets: set[Ticket] = set()  # the requests that have not ended
         self.waiting: Waiting[Ticket] = Waiting()
@@ -96,7 +98,7 @@ class Loop:
         self._read_prompts()
         if self.overcommit:
             swap.make_room(self)
-        dispatched = any(self.running)
+        dispatched = any(map(self._goes_on, self.running))
         if dispatched:
             if self.checks:  # the round that follows must not change the pages that were just published
                 self.checks.compare(self)
@@ -121,9 +123,9 @@ class Loop:
             for decoder in self.decoders.values():
                 if decoder is not self.decoder:
                     self.state, _ = self.programs.round(decoder, self.state, full)
-        for width in self.widths:
+        for width, count in self.reads:
             row = self.programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
-            self.state, row = self.programs.feed(self.decoder, self.state, row, _numbers(0), self.chunk, width)
+            self.state, row = self.programs.feed(self.decoder, self.state, row, _numbers(0), count, width)
         self.state = saved.compiled(self.programs, self.state, swaps=self.overcommit)
         if self.overcommit:
             self.state = self.programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
@@ -173,6 +175,13 @@ class Loop:
             accepted_per_position=list(self.counts.accepted_per_position),
             finished=dict(self.counts.finished),
         )
+
+    def _goes_on(self, ticket: Ticket | None) -> bool:
+        """Whether a slot's request may need one more round. Each round in flight gives it one token at least."""
+        if ticket is None:
+            return False
+        coming = sum(ticket in flight.tickets for flight in self.in_flight)
+        return ticket.length + coming < ticket.limit
 
     def _read_prompts(self) -> None:
         """Reads prompts, and gives requests whose prompt is read a slot.
@@ -237,7 +246,7 @@ class Loop:
         ticket = self.staged
         assert ticket is not None
         if ticket.read < ticket.to_read:
-            self._feed(ticket.read)
+            self._feed(ticket)
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
@@ -252,12 +261,13 @@ class Loop:
         ticket.mark("running")
         return True
 
-    def _feed(self, start: int) -> None:
-        """Reads the chunk of the staged row's prompt that begins at position ``start``."""
+    def _feed(self, ticket: Ticket) -> None:
+        """Reads the chunk of the staged request's prompt that begins after what is read, or the whole prompt."""
         self.held_up = True
-        width = next(width for width in self.widths if start + self.chunk <= width * PAGE)
+        end = ticket.to_read if self.whole else ticket.read + self.chunk
+        width, count = next(read for read in self.reads if end <= read[0] * PAGE)
         self.state, self.staged_row = self.programs.feed(
-            self.decoder, self.state, self.staged_row, _numbers(start), self.chunk, width
+            self.decoder, self.state, self.staged_row, _numbers(ticket.read), count, width
         )
 
     def _dispatch(self) -> None:
@@ -317,15 +327,6 @@ class Loop:
         self.counts.count_end(ticket)
         self.tickets.remove(ticket)
         ticket.handle.end()
-
-
-def _widths(chunk: int, widest: int) -> list[int]:
-    """The numbers of pages to which tables are cut while prompts are read: 16, 64, 256 and so on, up to ``widest``."""
-    found, width = [], max(16, chunk // PAGE)
-    while width < widest:
-        found.append(width)
-        width *= 4
-    return [*found, widest]
 
 
 def _numbers(*values: int) -> Any:

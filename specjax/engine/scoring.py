@@ -10,6 +10,7 @@ from specjax.decode.likeliest import Top
 from specjax.engine.engine import Engine
 from specjax.generation import logprobs
 from specjax.models import cache as kv
+from specjax.models.model import check_no_encoder
 
 # The tokens that one call reads. Each call holds the logits of so many tokens.
 CHUNK = 64
@@ -31,9 +32,10 @@ def score(engine: Engine, tokens: list[int], count: int) -> list[tuple[float, li
       log-probability) pairs.
 
     Raises:
-      ValueError: the text is longer than ``engine.longest``.
+      ValueError: the text is longer than ``engine.longest``, or the model has an encoder.
       EngineClosedError: the engine is closed.
     """
+    check_no_encoder(engine.lm, "scoring a text")
     if len(tokens) > engine.longest:
         raise ValueError(f"the text has {len(tokens)} tokens, and this engine reads at most {engine.longest}")
     room = kv.room(-(-engine.longest // CHUNK) * CHUNK)

@@ -84,6 +84,21 @@ def further_room(decoder: Decoder) -> int:
     return max([0, *(cache.capacity - tokens for cache in programs.caches(own))])
 
 
+def reads(whole: bool, chunk: int, widest: int) -> list[tuple[int, int]]:
+    """The programs that read prompts: the pages to which tables are cut, and the tokens that one call reads.
+
+    Args:
+      whole: whether a call reads a whole prompt, as an encoder does, and so all that the table holds.
+      chunk: the tokens that a call reads at most.
+      widest: the pages of the widest table. The others have 1, 4, 16 pages and so on, or from 16 on if not ``whole``.
+    """
+    found, width = [], 1 if whole else max(16, chunk // PAGE)
+    while width < widest:
+        found.append(width)
+        width *= 4
+    return [(width, min(width * PAGE, chunk) if whole else chunk) for width in [*found, widest]]
+
+
 def listed(lm: LM, asked: int) -> int:
     """The room for lists of tokens: what a request may list, and the ids that no request may generate."""
     known = known_ids(lm)

@@ -44,7 +44,7 @@ def encode_prompts(
     """The token ids of each prompt.
 
     Args:
-      lm: the target model.
+      lm: the target model. If it has an encoder, the prompts are sources, and the decoder's first token follows each.
       prompts: as in :func:`specjax.prepare`.
       chat, parse_special, tools, date, chat_template_kwargs: as in :class:`Options`.
 
@@ -77,6 +77,7 @@ def encode_prompts(
                 f"prompt {row} must be a string, a conversation or a list of token ids, got {prompt!r}"
                 + ("; for one prompt of token ids pass [[...]]" if is_int(prompt) else "")
             )
+        ids = [*ids, *lm.config.start_ids] if ids else ids
         _check_ids(lm, row, ids)
         encoded.append(ids)
     return encoded
@@ -91,11 +92,12 @@ def _text_ids(lm: LM, row: int, prompt: Any, chat: bool, parse_special: bool | N
             f"prompt {row} is empty; to start from a BOS token alone, pass a list that holds its id: [[bos_token_id]]"
         )
     switch = {} if parse_special in (None, not chat) else {"parse_special": parse_special}
+    ends = {"with_eos": True} if lm.has_encoder else {}
     try:
         return (
             lm.tokenizer.apply_chat_template(prompt, **template, **switch)
             if chat
-            else (lm.tokenizer.encode(prompt, **switch))
+            else lm.tokenizer.encode(prompt, **switch, **ends)
         )
     except ValueError as e:
         raise ValueError(f"prompt {row}: {e}") from e

@@ -53,7 +53,7 @@ def build(
       keys_of: makes the random keys of the rows' seeds.
 
     Returns:
-      The request, the prompts i32[B, L], and the number of tokens that a prefill call reads. This number divides L.
+      The request, the prompts i32[B, L], and the number of tokens that a prefill call reads, by :func:`_capacity`.
 
     Raises:
       ValueError: an option can't be used. The message names the option, the value and the expected values.
@@ -75,7 +75,7 @@ def build(
 
 
 def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tuple[int, int]:
-    """The capacity and the prefill chunk, which divides the capacity.
+    """The capacity and the prefill chunk. The chunk divides the capacity, or holds the longest source of an encoder.
 
     Args:
       lm: the target.
@@ -95,17 +95,19 @@ def _capacity(lm: LM, asked: Any, longest: int, limit: int, headroom: int) -> tu
                 f"of drafted tokens and one more; got {asked!r}; give a larger capacity or leave it out"
             )
         longest = needed = min(int(asked), lm.max_positions + headroom)  # a text never needs more
+    if lm.has_encoder:  # reads each source whole
+        return bucket(needed), bucket(longest - 1, least=64)
     chunk = tuning.prefill_chunk(longest=longest)
     return bucket(needed, chunk), chunk
 
 
-def bucket(needed: int, multiple: int) -> int:
+def bucket(needed: int, multiple: int = 1, least: int = 128) -> int:
     """A capacity for ``needed`` tokens, rounded up to a multiple of ``multiple``.
 
-    Before this rounding the capacity is a power of two, or one and a half times a power of two, and at least 128. Few
-    programs thus serve all lengths.
+    Before this rounding the capacity is a power of two, or one and a half times a power of two, and at least ``least``,
+    which is a power of two. Few programs thus serve all lengths.
     """
-    size = 128
+    size = least
     while size < needed:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return -(-size // multiple) * multiple

@@ -180,17 +180,39 @@ def by_xla(
     qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, score: Score = PLAIN
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
-    batch, size, kv_heads, width, dim = qkv.shape
-    group, (starts, angles, mask, bias, table) = width - 2, block
+    size, group, (starts, angles, mask, bias, table) = qkv.shape[1], qkv.shape[3] - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
     q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
     keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
     values = kv.write(values, v.swapaxes(1, 2), starts, table)
-    row_keys, row_values = kv.by_rows(keys, table), kv.by_rows(values, table)  # [B, kv, S, D]
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
-        mask = span(row_keys.shape[2])[None] <= slots[..., None]  # [B, T, S]
+        capacity = keys.shape[2] if table is None else table.shape[1] * kv.PAGE
+        mask = span(capacity)[None] <= slots[..., None]  # [B, T, S]
+    return mix(q, keys, values, mask, bias, table, score), keys, values
 
+
+def mix(
+    q: jax.Array,
+    keys: Buffer,
+    values: Buffer,
+    mask: jax.Array,
+    bias: jax.Array | None = None,
+    table: jax.Array | None = None,
+    score: Score = PLAIN,
+) -> jax.Array:
+    """Mixes for each query the cached values that the query sees. Nothing is written.
+
+    Args:
+      q: [B, T, kv_heads, group, D], the queries.
+      keys, values, bias, table, score: as in :func:`attend` and :class:`Block`.
+      mask: bool[B, T or 1, S], the slots that each query sees.
+
+    Returns:
+      [B, T, kv_heads * group * D].
+    """
+    batch, size, kv_heads, group, dim = q.shape
+    row_keys, row_values = kv.by_rows(keys, table), kv.by_rows(values, table)  # [B, kv, S, D]
     q = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * size, dim)  # one matrix for each kv head
     scale = dim**-0.5 if score.scale is None else score.scale
     scores = kv.scores(q, row_keys).reshape(batch, kv_heads, group, size, -1) * scale  # [B, kv, g, T, S]
@@ -199,6 +221,6 @@ def by_xla(
     if bias is not None:
         scores += bias.reshape(len(bias), kv_heads, group, size, -1)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, qkv.dtype)
+    out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, q.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
-    return out.reshape(batch, size, -1), keys, values
+    return out.reshape(batch, size, -1)

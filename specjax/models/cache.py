@@ -15,6 +15,9 @@ paged cache (Kwon et al. 2023, PagedAttention) all rows share one pool of pages,
 Page 0 is the null page. Rows that own no page at some place of their table have a 0 there. What is written to the null
 page is never read unmasked. A slot past the end of the table is a slot of the null page.
 
+A model with an encoder has one cache too. The slots of a row's source hold keys and values of the decoder's
+cross-attention, and the slots after them those of its self-attention. So slots are places in the row's tokens, as ever.
+
 Attention multiplies the value of a masked entry by 0, and 0 * NaN is NaN. Therefore every value in a cache is finite
 (:func:`finite_values`), and a masked entry never counts. The check costs little: a call checks only the few tokens that
 it writes.
@@ -37,7 +40,11 @@ Buffer = jax.Array | Quantized  # [B, kv_heads, S, head_dim], or a pool [P, kv_h
 PAGE = 64  # slots of a page. The attention kernel reads as many slots at once.
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "lengths", "table"], meta_fields=["sharding"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["keys", "values", "lengths", "table", "source"],
+    meta_fields=["sharding"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
     """Keys and values of every layer."""
@@ -52,11 +59,19 @@ class KVCache:
     sharding: NamedSharding | None = None
     # i32[B, W] The pages of each row, in order. None: the cache is contiguous.
     table: jax.Array | None = None
+    # i32[B] How many tokens each row's source has, 0 before an encoder has read it. Their slots hold what the decoder's
+    # cross-attention reads. None: the model has no encoder.
+    source: jax.Array | None = None
 
     @property
     def capacity(self) -> int:
         """S, the slots of each row."""
         return self.keys[0].shape[2] if self.table is None else self.table.shape[1] * PAGE
+
+    @property
+    def first(self) -> jax.Array:
+        """i32[B] The first slot of each row that a call of the model may write: 0, or the slot after the source."""
+        return jnp.zeros_like(self.lengths) if self.source is None else self.source
 
     def last_start(self, size: int) -> int:
         """The last slot at which a block of ``size`` entries may start.
@@ -100,7 +115,8 @@ def alloc(
 
     layers = range(config.num_hidden_layers)
     lengths = jnp.zeros(batch, jnp.int32)
-    return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), lengths, sharding)
+    source = jnp.zeros(batch, jnp.int32) if config.start_ids else None
+    return KVCache(tuple(map(zeros, layers)), tuple(map(zeros, layers)), lengths, sharding, source=source)
 
 
 def paged(cache: KVCache, rows: int, pages: int) -> KVCache:
@@ -118,7 +134,8 @@ def paged(cache: KVCache, rows: int, pages: int) -> KVCache:
 
     keys, values = jax.tree.map(pool, (cache.keys, cache.values))
     lengths, table = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, width), jnp.int32)
-    return KVCache(keys, values, lengths, cache.sharding, table)
+    source = None if cache.source is None else jnp.zeros(rows, jnp.int32)
+    return KVCache(keys, values, lengths, cache.sharding, table, source)
 
 
 def room(entries: int) -> int:

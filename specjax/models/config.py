@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from specjax.models import config_keys as keys
 from specjax.models import config_values as values
@@ -34,6 +34,7 @@ class LlamaConfig:
     mlp_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    start_ids: ClassVar[tuple[int, ...]] = ()  # the tokens with which a decoder starts after a source; no encoder, none
     model_type: str = "llama"  # the name of the family in config.json
     qkv_bias: bool = False  # q, k and v have a bias, and o has none
     qk_norm: bool = False  # each head's query and key is normed before its rotation
@@ -240,7 +241,7 @@ def _family_of(hf: Mapping[str, Any]) -> relatives.Family:
     if str(name) not in relatives.FAMILIES:
         raise ValueError(
             f"config.json can't be used:\n  model_type = {name!r} is not implemented (only "
-            f"{', '.join(relatives.FAMILIES)} and gpt2)"
+            f"{', '.join(relatives.FAMILIES)}, gpt2 and t5)"
         )
     return relatives.FAMILIES[name]
 
@@ -252,7 +253,7 @@ def _read_checked(
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     problems = [f"{key} is missing" for key in needed if hf.get(key) is None]
     if hf.get("model_type") is None:
-        problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)} and gpt2)")
+        problems.append(f"model_type is missing (implemented are {', '.join(relatives.FAMILIES)}, gpt2 and t5)")
     rules = {key: rule for key, rule in values.MODEL.items() if key != "rope_theta"}
     rules |= {key: rule for key, rule in values.OF_RELATIVES.items() if key in family.reads}
     problems += keys.refused(hf, keys.READ | family.reads, family.only) + values.problems(hf, rules)

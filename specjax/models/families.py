@@ -9,8 +9,10 @@ from specjax.models.gpt2 import GPT2
 from specjax.models.gpt2_config import GPT2Config
 from specjax.models.llama import Llama
 from specjax.models.stack import Stack
+from specjax.models.t5 import T5
+from specjax.models.t5_config import T5Config
 
-MODULES: dict[type, type[Stack]] = {LlamaConfig: Llama, GPT2Config: GPT2}
+MODULES: dict[type, type[Stack]] = {LlamaConfig: Llama, GPT2Config: GPT2, T5Config: T5}
 
 
 def structure(config: ModelConfig) -> tuple[nnx.GraphDef, dict]:

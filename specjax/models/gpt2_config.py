@@ -49,6 +49,7 @@ class GPT2Config:
     model_type: str = "gpt2"
     tie_word_embeddings: ClassVar[bool] = True  # the output head is the embedding
     embedding_scale: ClassVar[None] = None
+    start_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
         given = {name: getattr(self, name) for name in ("vocab_size", *_SIZES.values(), "layer_norm_epsilon")}

@@ -47,6 +47,11 @@ class LM:
         return self.config.max_position_embeddings
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads each prompt, which is then the source of a text."""
+        return bool(self.config.start_ids)
+
+    @property
     def hidden_size(self) -> int:
         """H, the size of the hidden states."""
         return self.config.hidden_size
@@ -97,6 +102,10 @@ class LM:
         """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
         module = families.merge(self.config, self.params)
         return module(tokens, cache, positions, mask, with_logits, run, taps, embedded, self._whole)
+
+    def read(self, tokens: jax.Array, cache: KVCache, ends: jax.Array, taps: tuple[int, ...] = ()) -> Output:
+        """Reads a block of each prompt: :meth:`specjax.models.stack.Stack.read`."""
+        return families.merge(self.config, self.params).read(tokens, cache, ends, taps, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
         """The array, whole on every device of the mesh. On a model of one device, the array as it is."""

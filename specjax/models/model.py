@@ -21,6 +21,14 @@ class Output(NamedTuple):
     taps: dict[int, jax.Array]
 
 
+def check_no_encoder(lm: "Model", who: str) -> None:
+    """Raises ValueError, which says for whom, if a model has an encoder."""
+    if lm.has_encoder:
+        raise ValueError(
+            f"{who} is for decoders alone, and this model has an encoder; docs/models.md says what serves such a model"
+        )
+
+
 class Model(Protocol):
     """A language model with its weights. It is a pytree whose leaves are the weights, so jit takes it as an argument.
 
@@ -45,6 +53,14 @@ class Model(Protocol):
     @property
     def max_positions(self) -> int:
         """The longest text, in tokens, that the model reads."""
+        ...
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads each prompt, which is then the source of a text: all tokens but the decoder's first.
+
+        A row's tokens are its source, the decoder's first token, and the text.
+        """
         ...
 
     @property
@@ -88,6 +104,10 @@ class Model(Protocol):
         embedded: jax.Array | None = None,
     ) -> Output:
         """Runs a block of tokens on top of each row's cached prefix: :meth:`specjax.models.stack.Stack.__call__`."""
+        ...
+
+    def read(self, tokens: jax.Array, cache: KVCache, ends: jax.Array, taps: tuple[int, ...] = ()) -> Output:
+        """Reads a block of each prompt: :meth:`specjax.models.stack.Stack.read`."""
         ...
 
     def embed(self, tokens: jax.Array) -> jax.Array:

@@ -55,7 +55,7 @@ def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
     """How the leaf at ``path`` of the parameter tree is cut over the mesh's ``axis``, as an unquantised array."""
     if path[0] == "embed":  # not cut by vocabulary, because XLA would then fetch the whole table to look up one token
         return PartitionSpec(None, axis)  # [V, H]
-    if path[0] == "lm_head" or "qkv" in path:
+    if path[0] == "lm_head" or {"qkv", "q", "kv"} & set(path):
         return PartitionSpec(axis)  # [V, H] is cut by token; [kv_heads, width(, H)] by kv head
     if path[-1] in ("weight", "bias") and path[-2] == "up":
         return PartitionSpec(axis)  # [F(, H)]

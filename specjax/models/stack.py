@@ -3,7 +3,7 @@
 Layers are unrolled, because XLA then reads each weight once, in place (see docs/performance.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.decode.arrays import span
-from specjax.models.attention import Block
 from specjax.models.cache import KVCache
 from specjax.models.model import Output
 from specjax.models.product import product
@@ -29,7 +28,7 @@ def rows_of(table: jax.Array | Quantized, tokens: jax.Array | None, config: Any,
     return x if config.embedding_scale is None else x * jnp.asarray(config.embedding_scale, dtype)
 
 
-def _traced_once() -> Callable:
+def traced_once() -> Callable:
     """A function that calls a layer, given as graph definition and weights. All layers of one shape share one trace.
 
     Without it JAX would trace every layer, which takes longer than loading the weights of a small model. XLA inlines
@@ -52,8 +51,8 @@ class Stack(nnx.Module):
     norm: Any
     lm_head: nnx.Param  # [V, H]
 
-    def blocks(self, cache: KVCache, positions: jax.Array, mask: jax.Array | None) -> list[Block]:
-        """The block of each layer, for tokens at positions i32[B, T]."""
+    def blocks(self, cache: KVCache, positions: jax.Array, mask: jax.Array | None) -> Sequence[Any]:
+        """The ``Block`` of each layer, or what the family's layers take for it, for tokens at positions i32[B, T]."""
         raise NotImplementedError
 
     def placed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -96,7 +95,7 @@ class Stack(nnx.Module):
         blocks = self.blocks(cache, positions, mask)
         keys, values, hidden_after = [], [], [x]
         run = ((True, True),) * len(self.layers) if run is None else run
-        call = _traced_once()
+        call = traced_once()
         for layer, block, parts, *buffers in zip(self.layers, blocks, run, cache.keys, cache.values, strict=True):
             x, layer_keys, layer_values = call(*nnx.split(layer), x, block, *buffers, cache.sharding, parts)
             keys.append(layer_keys)
@@ -106,6 +105,28 @@ class Stack(nnx.Module):
         logits = whole(self.head(hidden)) if with_logits else jnp.zeros((*x.shape[:2], 0), jnp.float32)
         cache = cache.replace(keys=tuple(keys), values=tuple(values))
         return Output(logits, hidden, cache, {after: whole(hidden_after[after]) for after in taps})
+
+    def read(
+        self,
+        tokens: jax.Array,
+        cache: KVCache,
+        ends: jax.Array,
+        taps: tuple[int, ...] = (),
+        whole: Callable[[jax.Array], jax.Array] = lambda x: x,
+    ) -> Output:
+        """Reads a block of each prompt. A decoder reads it as any text, an encoder otherwise.
+
+        Args:
+          tokens: i32[B, T]. What comes from a row's end on is padding.
+          cache: as in a call. With an encoder the lengths are 0: the block must hold the whole source.
+          ends: i32[B], the number of prompt tokens that are read, in this block and before: all but the last.
+          taps, whole: as in a call.
+
+        Returns:
+          As of a call, without logits.
+        """
+        del ends
+        return self(tokens, cache, with_logits=False, taps=taps, whole=whole)
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [B, T, H] to float32 logits [B, T, V]."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specjax.engine.engine import Engine
 from specjax.engine.scoring import score
 from specjax.engine.stats import Stats
+from specjax.models.model import check_no_encoder
 from specjax.report import progress
 from specjax.server.bridge import Bridge
 from specjax.server.errors import RefusedError
@@ -133,6 +134,9 @@ class Service:
         if engine.lm.tokenizer is None:
             engine.close(drain=False)
             raise ValueError("a server needs a model with a tokenizer, and this model has none")
+        if engine.lm.has_encoder:
+            engine.close(drain=False)
+        check_no_encoder(engine.lm, "the server")
         self.engines[name] = engine
         with progress.waiting("compiling, or fetching compiled programs"):
             engine.warmup()

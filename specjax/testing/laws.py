@@ -14,6 +14,7 @@ from specjax.decode.types import DecodeState
 from specjax.generation import requests, stops
 from specjax.generation.generate import prepare
 from specjax.generation.options import Options
+from specjax.models import cache as kv
 from specjax.models.lm import LM
 
 # The smallest expected count of a cell. Below it Pearson's statistic does not follow chi-square (Cochran 1954).
@@ -25,8 +26,9 @@ PADDED_TO = 16
 def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarray:
     """The probability of every continuation of a prompt under plain sampling, by enumeration.
 
-    The model is teacher-forced: one call without an earlier cache reads all V^(length-1) prefixes. The chain rule then
-    gives the law. This function uses the sampling transforms of decoding, but not its cache, its rounds or its draws.
+    The model is teacher-forced: one call without an earlier cache reads all V^(length-1) prefixes. (An encoder first
+    reads the prompt.) The chain rule then gives the law. This function uses the sampling transforms of decoding, but
+    not its cache, its rounds or its draws.
 
     Args:
       lm: a model with a vocabulary of a few tokens.
@@ -40,6 +42,7 @@ def joint_law(lm: LM, prompt: Sequence[int], length: int, **options) -> np.ndarr
     Raises:
       ValueError: there are more than 2^20 continuations, or an option can't be used.
     """
+    prompt = [*prompt, *lm.config.start_ids]
     vocab, size = lm.config.vocab_size, len(prompt)
     if length < 1 or vocab**length > 1 << 20:
         raise ValueError(f"can't enumerate {vocab}^{length} continuations; use a model of a few tokens")
@@ -71,13 +74,19 @@ def _teacher_forced(lm, tokens, params, prompt_length, length):
       length: the number of distributions; static.
     """
     rows = tokens.shape[0]
-    logits = lm(tokens, lm.alloc_cache(rows, tokens.shape[1])).logits
-    params = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params)
+    cache, first = lm.alloc_cache(rows, tokens.shape[1]), 0
+    if lm.has_encoder:  # reads the prompt but its last token, and the decoder reads the rest
+        first = prompt_length - 1
+        cache = kv.with_lengths(lm.read(tokens, cache, jnp.full(rows, first)).cache, jnp.full(rows, first))
+        logits = lm(lax.dynamic_slice_in_dim(tokens, first, length, axis=1), cache).logits
+    else:
+        logits = lm(tokens, cache).logits
+    params, begins = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), params), jnp.full(rows, first, jnp.int32)
 
     def after(position):
         lengths, prompt_lengths = (jnp.full(rows, length, jnp.int32) for length in (position, prompt_length))
-        context = sampling.Context(tokens, lengths, prompt_lengths, jnp.zeros((rows, 1, 0), jnp.int32))
-        own = lax.dynamic_slice_in_dim(logits, position - 1, 1, axis=1)
+        context = sampling.Context(tokens, lengths, prompt_lengths, jnp.zeros((rows, 1, 0), jnp.int32), begins)
+        own = lax.dynamic_slice_in_dim(logits, position - 1 - first, 1, axis=1)
         return sampling.distribution(own, params, context)[:, 0]
 
     return lax.map(after, prompt_length + jnp.arange(length, dtype=jnp.int32))
@@ -105,7 +114,8 @@ def sample_sequences(
         run_tightly(lm, [prompt] * batch, max_new_tokens=length, ignore_eos=True, seed=seed + start, **options).tokens
         for start in range(0, draws, batch)
     ]
-    return np.concatenate(drawn)[:draws, len(prompt) : len(prompt) + length]
+    size = len(prompt) + len(lm.config.start_ids)
+    return np.concatenate(drawn)[:draws, size : size + length]
 
 
 def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], room: int = 0, **options) -> DecodeState:
@@ -124,9 +134,9 @@ def run_tightly(lm: LM, prompts: Sequence[Sequence[int]], room: int = 0, **optio
       The last state, in NumPy arrays, without caches.
     """
     job = prepare(lm, prompts, **options)
-    longest = max(int(jnp.max(job.request.limit)), max(map(len, prompts)) + room)
-    needed = longest + job.decoder.plan.block
-    chunk = max(1, max(map(len, prompts)) - 1)
+    prompt = max(map(len, job.prompts))
+    needed = max(int(jnp.max(job.request.limit)), prompt + room) + job.decoder.plan.block
+    chunk = max(1, prompt - 1)
     capacity = -(-needed // chunk) * chunk
     tokens = jnp.pad(job.tokens, ((0, 0), (0, capacity)))[:, :capacity]
     job = dataclasses.replace(job, tokens=tokens, chunk=chunk)

@@ -68,18 +68,21 @@ class Tokenizer:
             self._known = np.array(sorted(self.backend.get_vocab(with_added_tokens=True).values()), np.int64)
         return self._known
 
-    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True, with_eos: bool = False) -> list[int]:
         """The text's token ids, with BOS first if ``add_bos`` is True. A BOS at the start of the text is not doubled.
 
         Args:
           text: any text.
           parse_special: whether a control string in the text, such as ``<|im_end|>``, becomes the token of that name.
             If False, it stays text.
+          with_eos: whether EOS ends the text, as the source of an encoder. An EOS at the end is not doubled.
 
         Raises:
           ValueError: the text holds a lone surrogate.
         """
-        return self._one_bos(self._ids([text] if parse_special else self.control.parts(self.control.mark(text))))
+        ids = self._one_bos(self._ids([text] if parse_special else self.control.parts(self.control.mark(text))))
+        ends = with_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]
+        return [*ids, self.eos_id] if ends else ids  # type: ignore[list-item]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Spaces are not cleaned up, and padding ids give nothing."""

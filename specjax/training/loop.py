@@ -18,6 +18,7 @@ import optax
 
 from specjax.decode import random
 from specjax.models.lm import LM
+from specjax.models.model import check_no_encoder
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.report.progress import bar
 from specjax.training.texts import Texts
@@ -173,9 +174,10 @@ def train(
       The weights, and the curve: one dict for each measurement.
 
     Raises:
-      ValueError: the folder holds checkpoints of another objective, recipe or texts. The recipe's
-        ``steps`` may differ.
+      ValueError: the target has an encoder, or the folder holds checkpoints of another objective, recipe or texts. The
+        recipe's ``steps`` may differ.
     """
+    check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
     curve, began, step, out_of_time = [], time.perf_counter(), int(state.step), False

@@ -38,7 +38,7 @@ DEFAULT = {("gpt2", "look-ahead tokens"), ("gemma2", "eagle")}
 @pytest.mark.parametrize(
     "family, drafter",
     [
-        pytest.param(f, d, marks=() if (f, d) in DEFAULT else pytest.mark.slow) for f in families.NAMES for d in MADE
+        pytest.param(f, d, marks=() if (f, d) in DEFAULT else pytest.mark.slow) for f in families.DECODERS for d in MADE
     ],
 )
 def test_greedy_texts_are_those_of_plain_decoding(family, drafter):

@@ -71,6 +71,13 @@ def test_a_stop_string_ends_text_ids_and_log_probabilities_together(engine):
     assert len(result.logprobs[0]) == len(result.tokens[0]) == result.metrics[0].completion_tokens
 
 
+def test_no_round_is_started_that_no_request_needs(engine):
+    before = engine.stats().rounds
+    engine.submit(PROMPT, max_new_tokens=1, **TOKENS).result()
+    engine.submit(PROMPT, max_new_tokens=1, **TOKENS).result()
+    assert engine.stats().rounds == before + 2
+
+
 def test_min_new_tokens_counts_tokens(engine):
     options = dict(max_new_tokens=20, min_new_tokens=7, seed=1, temperature=1.0, eos_token_id=[0, 1, 2])
     result = engine.submit(PROMPT, **options).result()

@@ -16,9 +16,7 @@ def test_each_request_has_the_text_that_it_has_alone(name):
     lm = families.tiny(name)
     drafter = DraftModel(testing.noisy_twin(lm, 0.15), prefill_chunk=64)
     options = dict(ignore_eos=True, temperature=0.9)
-    with specjax.Engine(
-        lm, drafter=drafter, slots=2, capacity=64, prefill_chunk=64, num_speculative_tokens=3
-    ) as engine:
+    with specjax.Engine(lm, drafter=drafter, slots=2, capacity=64, num_speculative_tokens=3) as engine:
         handles = [
             engine.submit(prompt, seed=seed, max_new_tokens=count, **options)
             for seed, (prompt, count) in enumerate(REQUESTS)

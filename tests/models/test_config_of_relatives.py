@@ -60,7 +60,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(hf, expected):
 @pytest.mark.parametrize(
     "hf, message",
     [
-        (of("mixtral"), "model_type = 'mixtral' is not implemented .only llama, mistral, qwen2,.* and gpt2"),
+        (of("mixtral"), "model_type = 'mixtral' is not implemented .only llama, mistral, qwen2,.*, gpt2 and t5"),
         (of("qwen2", attention_bias=True), "attention_bias = True is not implemented .only null"),
         (of("qwen2", use_sliding_window=True, sliding_window=0), "sliding_window must be a positive integer.*, got 0"),
         (of("qwen2", use_sliding_window="no"), "use_sliding_window must be true or false, got 'no'"),

@@ -224,7 +224,22 @@ def test_a_quantised_model_with_an_int8_cache_in_parts():
     assert {x.sharding.spec for x in jax.tree.leaves((out.cache.keys, lm.alloc_cache(2, 8).keys))} == {spec}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in families.NAMES])
+@pytest.mark.slow
+def test_a_t5_decodes_in_parts():
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=96, num_attention_heads=4, head_dim=8)
+    lm, mesh = families.tiny("t5", std=0.3, **sizes), parallel.mesh(2)
+    cut, draft = parallel.shard(lm, mesh), testing.noisy_twin(lm, 0.05)
+    whole = {path for path, x in paths(cut.params) if x.sharding.is_fully_replicated}
+    assert all("distance_bias" in path or any(name.endswith("norm") for name in path) for path in whole)
+    want = generate(lm, PROMPTS, drafter=DraftModel(draft), **OPTIONS)
+    out = generate(cut, PROMPTS, drafter=DraftModel(parallel.replicate(draft, mesh)), **OPTIONS)
+    assert out.tokens == want.tokens and sum(m.num_accepted_tokens for m in out.metrics) > 0
+    assert cut.alloc_cache(2, 8).keys[0].addressable_shards[0].data.shape[1] == lm.config.num_key_value_heads // 2
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in families.DECODERS]
+)
 def test_models_of_every_family_decode_in_parts(name):
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=96, num_attention_heads=4)
     sizes |= {} if name == "gpt2" else dict(num_key_value_heads=2, head_dim=8)

@@ -7,6 +7,7 @@ from specjax import testing
 from specjax.models.gpt2_config import GPT2Config
 from specjax.models.lm import LM
 from specjax.models.relatives import FAMILIES
+from specjax.models.t5_config import T5Config
 
 _WINDOW = {"sliding_window": 3, "local_layers": (0,)}
 _CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
@@ -19,7 +20,8 @@ FEATURES = {
     "gemma2": {**_WINDOW, **_CAPS, "query_pre_attn_scalar": 9.0},
     "gemma3_text": {**_WINDOW, "rope_local_base_freq": 100.0},
 }
-NAMES = [*FEATURES, "gpt2"]
+DECODERS = [*FEATURES, "gpt2"]
+NAMES = [*DECODERS, "t5"]
 
 
 def tiny(name: str, seed: int = 0, vocab_size: int = 4, std: float = 0.7, **sizes) -> LM:
@@ -28,10 +30,15 @@ def tiny(name: str, seed: int = 0, vocab_size: int = 4, std: float = 0.7, **size
     if name == "gpt2":
         config = GPT2Config(vocab_size, max_position_embeddings=256, **sizes)
         lm = LM(config, testing.random_params(config, seed, std))
+    elif name == "t5":
+        shape = {"head_dim": 4, "num_encoder_layers": 1, "num_buckets": 4, "max_distance": 5, **sizes}
+        shape |= {"max_position_embeddings": 256, "tie_word_embeddings": False, "scaled_head": False}
+        config = T5Config(vocab_size, **shape)
+        lm = LM(config, testing.random_params(config, seed, std))
     else:
         features = {**FAMILIES[name].sets, **FEATURES[name], "model_type": name}
         shape = {"num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": "gemma" in name, **sizes}
         lm = testing.tiny_lm(seed, std, vocab_size=vocab_size, **features, **shape)
     noise = testing.noisy_twin(lm, 0.3, seed + 100).params
-    params = {**lm.params, "layers": noise["layers"], "norm": noise["norm"]}
+    params = {**lm.params, **{name: noise[name] for name in ("encoder", "layers", "norm") if name in noise}}
     return dataclasses.replace(lm, params=params)

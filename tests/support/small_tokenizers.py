@@ -40,6 +40,17 @@ def sentencepiece_like():
     return Tokenizer(backend, 1, 2)
 
 
+def unigram():
+    """As T5's: SentencePiece's unigrams, spaces as U+2581, no BOS, and EOS by the post-processor."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), ("▁", -2.0), ("a", -3.0), ("b", -3.0), ("▁ab", -1.0)]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=False))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    backend.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return Tokenizer(backend, None, 1)
+
+
 def write(folder, name, data):
     (folder / name).write_text(json.dumps(data), "utf-8")
 
