@@ -128,11 +128,11 @@ def implementation(platform: str | None, block: int, group: int, dim: int, capac
     """
     if platform is None:
         return "xla"
-    hopper = _module("mosaic") if platform == "cuda" and 9.0 <= _capability() < 10.0 else None
-    if hopper is not None and hopper.serves(block, group, dim, capacity, paged):
-        name = "mosaic"
-    else:
-        name = "xla" if _module("triton") is None else "triton"
+    # The copy engine moves eight tokens of a query, and groups of eight slots.
+    fits = block <= 8 and group <= 8 and dim in (64, 128) and (paged or capacity % 8 == 0)
+    hopper = platform == "cuda" and 9.0 <= _capability() < 10.0
+    known = [name for name, usable in (("mosaic", hopper and fits), ("triton", True)) if usable and _module(name)]
+    name = [*known, "xla"][0]
     _log(name)
     return name
 

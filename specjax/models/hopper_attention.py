@@ -45,11 +45,6 @@ from specjax.models.hopper_program import EIGHT, ROWS, Sizes, div, kernel, load,
 _OPTIONS = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
-def serves(block: int, group: int, dim: int, capacity: int, paged: bool) -> bool:
-    """Whether :func:`attend` takes such a call. The copy engine moves groups of eight slots."""
-    return block <= EIGHT and group <= EIGHT and dim in (64, 128) and (paged or capacity % EIGHT == 0)
-
-
 def attend(
     qkv: jax.Array,
     angles: tuple[jax.Array, jax.Array],
@@ -64,10 +59,11 @@ def attend(
     In a group of eight slots that the block writes to, values of stale slots that aren't finite become 0.
 
     Args:
-      qkv: bfloat16 or float16 [B, T, kv_heads, group + 2, D], such that :func:`serves`.
+      qkv: bfloat16 or float16 [B, T, kv_heads, group + 2, D]: at most 8 tokens and 8 queries a kv head, D 64 or 128.
       angles: cos and sin, f32[B, T, D].
       mask: bool[B, T, S], the slots that each token sees; None: every slot up to the token's own.
-      keys, values: [B, kv_heads, S, D] of ``qkv``'s dtype, or pools [P, kv_heads, PAGE, D] with a table.
+      keys, values: [B, kv_heads, S, D] of ``qkv``'s dtype, where 8 divides S, or pools [P, kv_heads, PAGE, D] with a
+        table.
       starts: i32[B], the slot of the block's first token.
       table: i32[B, W], the pages of each row; S is then W * PAGE. Entries past the end of the table are not written.
 
@@ -96,9 +92,8 @@ def attend(
             ref[...] = x
 
     unset = [jnp.zeros(x.shape, x.dtype) for x in sums]  # left out of the compiled program
-    (keys, values), (mixed, *shares) = pl.run_state(run)(((keys, values), unset))
-    if parts > 1:
-        mixed = _joined(mixed, shares[0], shares[1], block, qkv.dtype)
+    (keys, values), sums = pl.run_state(run)(((keys, values), unset))
+    mixed = sums[0] if parts == 1 else _joined(sums[0], sums[1], sums[2], block, qkv.dtype)
     return mixed.reshape(batch, block, -1), keys, values
 
 

@@ -257,6 +257,6 @@ def rem(x: jax.Array, by: int) -> jax.Array:
 
 
 def load(ref, layout=_LAYOUT) -> jax.Array:
-    """Reads a reference, also where threads read shared memory one after another."""
+    """The content of a reference. The threads of a warp may have to wait for each other's reads."""
     options: dict[str, Any] = {"layout": layout, "optimized": False}
     return plgpu.load(ref, **options)
