@@ -75,10 +75,10 @@ def attend(
     parts = parts_of(batch * kv_heads, capacity, dim)
     slots, tiles = slots_of(batch * kv_heads * parts, dim), pl.cdiv(capacity, PAGE)
     sizes = Sizes(block, group, dim, tiles, parts, slots, qkv.dtype)
-    given, sums = _of_rows(angles, mask, starts, table, sizes), _sums(batch, kv_heads, sizes)
+    given, shapes = _of_rows(angles, mask, starts, table, sizes), _shapes(batch, kv_heads, sizes)
     attend_in_place = plgpu.kernel(
         partial(kernel, sizes=sizes, masked=mask is not None, paged=table is not None),
-        out_type=sums,
+        out_type=shapes,
         scratch_types=scratch(sizes),
         grid=(batch, kv_heads, parts),
         grid_names=("row", "head", "part"),
@@ -91,13 +91,13 @@ def attend(
         for ref, x in zip(to, attend_in_place(qkv, *given, *buffers), strict=True):
             ref[...] = x
 
-    unset = [jnp.zeros(x.shape, x.dtype) for x in sums]  # left out of the compiled program
+    unset = [jnp.zeros(x.shape, x.dtype) for x in shapes]  # left out of the compiled program
     (keys, values), sums = pl.run_state(run)(((keys, values), unset))
     mixed = sums[0] if parts == 1 else _joined(sums[0], sums[1], sums[2], block, qkv.dtype)
     return mixed.reshape(batch, block, -1), keys, values
 
 
-def _sums(batch: int, kv_heads: int, sizes: Sizes) -> list[jax.ShapeDtypeStruct]:
+def _shapes(batch: int, kv_heads: int, sizes: Sizes) -> list[jax.ShapeDtypeStruct]:
     """What the kernel returns: the result of a single part, or each part's ``mixed``, ``top`` and ``total``."""
     block, group, dim = sizes.block, sizes.group, sizes.dim
     if sizes.parts == 1:
