@@ -1,16 +1,19 @@
 """A block's attention to the cache, in five steps: rotation, cache write, scores, softmax, mixture.
 
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
-layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps
-(:mod:`specjax.models.fused_attention`). For a prompt's chunk on a Hopper GPU, another kernel does the last three steps
+layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps: that of
+:mod:`specjax.models.hopper_attention` on a Hopper card, else that of :mod:`specjax.models.fused_attention`
+(:func:`implementation`). For a prompt's chunk on a Hopper card, another kernel does the last three steps
 (:mod:`specjax.models.prompt_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
-The variable is read when a program is traced.
+The variable is read when a program is traced. The logger of this module says which attention programs get.
 """
 
+import importlib
+import logging
 import os
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.decode.arrays import span
 from specjax.models import axes, rope, tuning
 from specjax.models import cache as kv
-from specjax.models.cache import Buffer
+from specjax.models.cache import PAGE, Buffer
 from specjax.models.quantized import Quantized
 
 
@@ -75,24 +78,33 @@ def attend(
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
+    _, size, _, width, dim = qkv.shape
+    angles, bias = block.angles, block.bias
+    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    plain = typed and block.angles is not None and block.bias is None and score == PLAIN
-    kernel = _kernel_for(qkv, block, keys) if plain else None
-    run = partial(by_xla, score=score) if kernel is None else partial(_by_kernel, *kernel)
-    if sharding is None or (kernel is None and axes.parts(sharding.mesh) == 1):
+    plain = typed and angles is not None and bias is None and score == PLAIN
+    platform = kernels() if plain and (short or _is_chunk(qkv, block, keys)) else None
+    run = partial(by_xla, score=score) if platform is None else partial(_by_kernel, platform)
+    if sharding is None or (platform is None and axes.parts(sharding.mesh) == 1):
         return run(qkv, block, keys, values)
     return _on_each_device(run, sharding, qkv, block, keys, values)
 
 
 def _by_kernel(
-    platform: str, function: Callable, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
+    platform: str, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
 ) -> tuple[jax.Array, Buffer, Buffer]:
-    """:func:`attend` by a hand-written kernel, if the program runs on ``platform``."""
+    """:func:`attend` by the hand-written kernel that serves the block, if the program runs on ``platform``."""
+    _, size, _, width, dim = qkv.shape
+    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES
+    given = size, width - 2, dim, keys.shape[2], block.table is not None
+    name = implementation(platform, *given) if short else "prompt"
+    if name == "xla":
+        return by_xla(qkv, block, keys, values)
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
         return by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
 
-    kernel = jax.custom_jvp(function)
+    kernel = jax.custom_jvp(partial(_module(name).attend, **({"interpret": True} if platform == "cpu" else {})))
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
     args = qkv, block.angles, block.mask, keys, values, block.starts, block.table
@@ -124,43 +136,6 @@ def _on_each_device(
     )(qkv, block, keys, values)
 
 
-def _kernel_for(qkv: jax.Array, block: Block, keys: Any) -> tuple[str, Callable] | None:
-    """The platform of a hand-written kernel and the kernel; None: XLA attends.
-
-    The kernels can be imported only where JAX has Triton and Mosaic GPU.
-    """
-    _, size, _, width, dim = qkv.shape
-    if size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128) and (platform := kernels()):
-        from specjax.models import fused_attention
-
-        return platform, partial(fused_attention.attend, interpret=platform == "cpu")
-    whole = size % kv.PAGE == 0 and (block.table is not None or keys.shape[2] % kv.PAGE == 0)
-    if whole and block.mask is None and dim in (64, 128) and (platform := prompt_kernels()):
-        from specjax.models import prompt_attention
-
-        return platform, prompt_attention.attend
-    return None
-
-
-def prompt_kernels() -> str | None:
-    """As :func:`kernels`, of the kernel for a prompt's chunk: :mod:`specjax.models.prompt_attention`."""
-    if kernels() is None or getattr(jax.devices()[0], "compute_capability", "9.0") != "9.0":  # only Hopper has wgmma
-        return None
-    version = cuda_version()
-    # The compilers of CUDA 12.8.0 to 12.9.0 get causal masks wrong. JAX's own kernel refuses them too.
-    return None if version is None or 12080 <= version < 12091 else "cuda"
-
-
-def cuda_version() -> int | None:
-    """The version of CUDA, 12091 for 12.9.1. None: there is no CUDA, or JAX has no Mosaic GPU or hides the version."""
-    try:
-        from jax._src.lib import cuda_versions  # JAX has no public name for the version
-        from jax.experimental.pallas import mosaic_gpu  # noqa: F401
-    except ImportError:
-        return None
-    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
-
-
 def kernels() -> str | None:
     """The platform for which the program that is now traced gets the hand-written kernel: "cuda", or None.
 
@@ -168,15 +143,88 @@ def kernels() -> str | None:
     """
     if os.environ.get("SPECJAX_FUSED_ATTENTION", "1") == "0" or jax.default_backend() != "gpu":
         return None
+    return "cuda" if _capability() >= 8.0 else None  # older cards have no bfloat16 products
+
+
+def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
+    """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
+
+    Args:
+      platform: what :func:`kernels` gives. Pallas can't interpret the Hopper kernel, so a CPU gets "triton".
+      block: tokens of the block.
+      group: queries of a kv head.
+      dim: of a head.
+      capacity: slots of a row; of a paged cache, any number.
+      paged: whether the cache is paged.
+    """
+    if platform is None:
+        return "xla"
+    # The copy engine moves eight tokens of a query, and groups of eight slots.
+    fits = block <= 8 and group <= 8 and dim in (64, 128) and (paged or capacity % 8 == 0)
+    hopper = platform == "cuda" and 9.0 <= _capability() < 10.0
+    known = [name for name, usable in (("mosaic", hopper and fits), ("triton", True)) if usable and _module(name)]
+    name = [*known, "xla"][0]
+    _log(name)
+    return name
+
+
+def usual_implementation() -> str:
+    """:func:`implementation` of a token on a paged cache with heads of 64 or 128."""
+    return implementation(kernels(), 1, 1, 64, PAGE, True)
+
+
+def _is_chunk(qkv: jax.Array, block: Block, keys: Any) -> bool:
+    """Whether the kernel for a prompt's chunk serves a plain block: :mod:`specjax.models.prompt_attention`."""
+    size, dim = qkv.shape[1], qkv.shape[-1]
+    whole = size % PAGE == 0 and (block.table is not None or keys.shape[2] % PAGE == 0)
+    if not whole or block.mask is not None or dim not in (64, 128) or _capability() != 9.0:  # only Hopper has wgmma
+        return False
+    version = cuda_version()
+    # The compilers of CUDA 12.8.0 to 12.9.0 get causal masks wrong. JAX's own kernel refuses them too.
+    return version is not None and not 12080 <= version < 12091 and _module("prompt") is not None
+
+
+def cuda_version() -> int | None:
+    """The version of CUDA, 12091 for 12.9.1. None: there is no CUDA, or JAX hides the version."""
+    try:
+        from jax._src.lib import cuda_versions  # JAX has no public name for the version
+    except ImportError:
+        return None
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+
+
+_MODULES = {"mosaic": "hopper_attention", "triton": "fused_attention", "prompt": "prompt_attention"}
+
+
+@cache
+def _module(name: str) -> Any:
+    """The module of a kernel. None: JAX has not, or no longer, what the kernel is written in."""
+    if name == "mosaic" and jax.__version_info__ < (0, 11):
+        return None  # Mosaic then takes no buffers that a kernel changes in place
+    try:
+        return importlib.import_module(f"specjax.models.{_MODULES[name]}")
+    except (ImportError, AttributeError):  # JAX promises neither Triton nor the names of Mosaic
+        return None
+
+
+@cache
+def _log(name: str) -> None:
+    logger = logging.getLogger(__name__)
+    if name == "xla":
+        logger.warning(
+            "attention to few tokens runs by XLA, several times slower than a kernel: jax %s has no "
+            "jax.experimental.pallas.triton, and the Hopper kernel does not serve these shapes or this card",
+            jax.__version__,
+        )
+    else:
+        logger.info("attention to few tokens runs by the %s kernel", name)
+
+
+def _capability() -> float:
+    """The compute capability of the first device. 0: the device is no NVIDIA GPU."""
     # A device that a program is only compiled for has no such attribute.
     capability = getattr(jax.devices()[0], "compute_capability", "9.0")
-    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8.0:  # of AMD, or too old for bfloat16 products
-        return None
-    try:
-        from jax.experimental.pallas import triton  # noqa: F401
-    except ImportError:  # JAX has deprecated this module and may drop it
-        return None
-    return "cuda"
+    return float(capability) if re.fullmatch(r"\d+\.\d+", capability) else 0.0
 
 
 def by_xla(
