@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a clone that is not installed
 
-from cli import choices, display, distributed_flags, model_flags
+from cli import beams, choices, display, distributed_flags, model_flags
 from cli.generate_flags import SAMPLING, parse
 from cli.parser import refusing
 
@@ -30,7 +30,8 @@ DEFAULT_PROMPT = "What is photosynthesis? Explain it in two sentences."
 
 def options_of(lm: specjax.LM, args: argparse.Namespace) -> dict:
     """The keyword arguments of ``specjax.prepare``."""
-    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "block_width", "max_new_tokens", "seed"]
+    names = [*SAMPLING, "date", "verifier", "num_speculative_tokens", "block_width", "max_new_tokens", "seed",
+             *options_room.OF_BEAMS]  # fmt: skip
     logprobs = False if args.logprobs is None else args.logprobs
     given = {name: getattr(args, name) for name in names}
     return {"drafter": choices.build(lm, args), "logprobs": logprobs, **given, "temperature": args.temperature or 0.0}
@@ -83,6 +84,9 @@ def run_here(args: argparse.Namespace, replica: Replica | None) -> None:
     prompts, args.seed = distributed_flags.agreed(replica, [read_prompts(args), args.seed])
     compilation_cache_of_script(args.compilation_cache)
     lm = model_flags.load_model(args)
+    if args.num_beams != 1:
+        distributed_flags.compare(replica, beams.run(lm, prompts, options_of(lm, args), args).tokens)
+        return
     job = specjax.prepare(lm, prompts, **options_of(lm, args))
     size, quiet = job.decoder.num_speculative_tokens, args.json == "-"
     if not quiet:  # the heading goes to stderr, so that a program that reads stdout gets the text alone

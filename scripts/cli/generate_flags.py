@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cli import choices, model_flags
+from cli import beams, choices, model_flags
 from cli.parser import Parser
 
 SAMPLING = (
@@ -21,6 +21,7 @@ def _parser() -> Parser:
     _add_prompts(parser.add_argument)
     choices.add_flags(parser)
     _add_decoding(parser.add_argument)
+    beams.add_flags(parser.add_argument)
     parser.add_compilation_cache()
     _add_output(parser.add_argument)
     return parser
@@ -97,6 +98,7 @@ def parse(argv) -> argparse.Namespace:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
+        beams.settle(args)
         model_flags.settle(args)
     except ValueError as problem:
         parser.error(str(problem))

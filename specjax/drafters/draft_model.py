@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
+from specjax.decode.beam_round import BeamState, Levels
 from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth
+from specjax.drafting.draw_beams import draw_beams
 from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models import tuning
@@ -101,6 +103,17 @@ class DraftModel(FixedWidth):
         # which the draft model has not read.
         del target, outcome
         return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
+
+    def propose_beams(
+        self, target: Model, own: DraftState, state: BeamState, num_speculative_tokens: int, width: int
+    ) -> tuple[Levels, DraftState]:
+        levels, cache = draw_beams(self.lm, own.cache, state, num_speculative_tokens, width, target.vocab_size)
+        return levels, DraftState(cache)
+
+    def commit_beams(
+        self, own: DraftState, slots: jax.Array, starts: jax.Array, lengths: jax.Array
+    ) -> DraftState:
+        return DraftState(kv.with_lengths(kv.move(own.cache, slots, starts), lengths))
 
 
 def check_draft_model(target: Model, draft: Model, any_tokenizer: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specjax.generation.beams import beam_search
 from specjax.generation.job import Job
 from specjax.generation.options import asked
 from specjax.generation.prepare import job_of
@@ -31,20 +32,23 @@ def prepare(lm: LM, prompts: str | Sequence, **options) -> Job:
 def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
     """Decodes all prompts together, speculatively. The whole loop runs on the device.
 
-    If there are stop strings, the host calls each round and looks for the strings.
+    If there are stop strings, the host calls each round and looks for the strings. With ``num_beams`` above 1 this is
+    beam search (docs/beams.md), for which a ``DraftModel`` can draft.
 
     Args:
       lm, prompts, **options: as in :func:`prepare`.
 
     Returns:
-      The tokens, texts, finish reasons and metrics of each prompt.
+      The tokens, texts, finish reasons and metrics of each prompt. Of beam search: those of the best
+      ``num_return_sequences`` texts of each prompt, with their scores.
 
     Raises:
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
       NoDistributionError: no token of a row has a finite logit, because the weights hold NaN or because the sampling
-        options forbid every token.
+        options forbid every token. Of beam search: fewer texts than ``num_return_sequences`` have a finite score.
     """
-    return job_of(lm, prompts, asked(options)).generate()
+    given = asked(options)
+    return job_of(lm, prompts, given).generate() if given.num_beams == 1 else beam_search(lm, prompts, given)
 
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> Stream:

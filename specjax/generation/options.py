@@ -81,6 +81,31 @@ class Options:
     logprobs: bool | int = False
     # The number of tokens that each row has room for at least. Calls with the same capacity can share a program.
     capacity: int | None = None
+    # W, the number of texts of each prompt that beam search keeps while they grow (docs/beams.md). 1: no beam search.
+    num_beams: int = 1
+    # The number of texts that beam search returns for each prompt, the best first; at most num_beams.
+    num_return_sequences: int = 1
+    # A text's score is its log-probability over (its number of new tokens) ** length_penalty; from -5 to 5.
+    length_penalty: float | Sequence[float] = 1.0
+    # When beam search ends with num_beams finished texts. True: at once. False: unless the best beam would now have a
+    # better score than the worst of them. "never": unless the best beam could still come to a better score.
+    early_stopping: bool | str = False
+    # u, the beams of the draft, at least num_beams. None: twice num_beams.
+    num_draft_beams: int | None = None
+
+
+# The options that have a meaning in beam search alone.
+OF_BEAMS = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "num_draft_beams")
+
+
+def changed(options: Options, names: Sequence[str]) -> list[str]:
+    """Those of the options ``names`` that don't have their default value."""
+    default = Options()
+
+    def same(a: Any, b: Any) -> bool:  # 0 is not False: logprobs=0 asks for log-probabilities
+        return np.array_equal(a, b) and isinstance(a, bool) == isinstance(b, bool)
+
+    return [name for name in names if not same(getattr(options, name), getattr(default, name))]
 
 
 def options_of(given: dict[str, Any]) -> Options:

@@ -12,7 +12,7 @@ from specjax.decode.types import Drafter, Plan, Verifier
 from specjax.drafters import NoDraft, PromptLookup
 from specjax.generation import known_ids, logprobs, prompts, requests
 from specjax.generation.job import Job
-from specjax.generation.options import Options, seeds
+from specjax.generation.options import OF_BEAMS, Options, changed, seeds
 from specjax.generation.stops import stop_strings
 from specjax.models.lm import LM
 from specjax.text.chat import is_conversation
@@ -36,6 +36,7 @@ def job_of(
     Raises:
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
+    _check_no_beams(options)
     drafter, verifier, size = _decoding(lm, options)
     _check_stops(lm, options)
     logprobs.check(options.logprobs)
@@ -50,6 +51,18 @@ def job_of(
     decoder = Decoder(lm, drafter, verifier, size, best, options.block_width)
     request, tokens, chunk = requests.build(lm, ids, options, decoder.headroom, keys_of)
     return Job(decoder, ids, request, tokens, chunk, options)
+
+
+def _check_no_beams(options: Options) -> None:
+    """Raises ValueError if an option of beam search is given: what a job decodes is one text a row."""
+    given = changed(options, OF_BEAMS)
+    if "num_beams" in given:
+        raise ValueError(
+            f"num_beams={options.num_beams!r}: only specjax.generate searches with beams; jobs, streams, warm-ups and "
+            "engines decode one text a row; leave num_beams out, or call specjax.generate"
+        )
+    if given:
+        raise ValueError(f"{', '.join(given)} is for beam search; pass num_beams of at least 2, or leave it out")
 
 
 def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int]:

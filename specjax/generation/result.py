@@ -7,7 +7,12 @@ from specjax.generation.metrics import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The output of all prompts. In a list with one entry for each prompt, entry i belongs to prompt i."""
+    """The output of all prompts. In a list with one entry for each prompt, entry i belongs to prompt i.
+
+    Of beam search there are n entries for each prompt, n = ``num_return_sequences``: entries i * n to i * n + n - 1
+    belong to prompt i, the best first. Their ``metrics`` are those of the prompt's search, in which one token is one
+    step of all beams.
+    """
 
     # The new tokens of each prompt. A stop token is included.
     tokens: list[list[int]]
@@ -31,6 +36,9 @@ class Result:
     seeds: list[int] = dataclasses.field(default_factory=list)
     # For each new token, the likeliest tokens at its position as (id, log-probability) pairs. None unless asked for.
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
+    # The score of each text of beam search: its log-probability over (its number of new tokens) ** length_penalty. None
+    # without beam search.
+    scores: list[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

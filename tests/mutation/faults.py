@@ -8,7 +8,8 @@ can be tried against it by hand (from the repository's root):
 
 import os
 
-import faults_in_drafters  # noqa: F401  (an import registers the faults of a file)
+import faults_in_beams  # noqa: F401  (an import registers the faults of a file)
+import faults_in_drafters  # noqa: F401
 import faults_in_engine  # noqa: F401
 import faults_in_rounds  # noqa: F401
 from planting import FAULTS

@@ -37,6 +37,12 @@ BLOCK = "tests/verify/test_block.py::test_block_draws_anew_in_every_round[Block]
 TRAVERSAL = "tests/verify/test_traversal.py::test_nodes_with_different_parents_are_drawn_independently[not_replaced]"
 WALK = "tests/verify/test_traversal.py::test_the_first_node_that_passes_on_the_walk_is_found"
 BLOCK_LAW = "tests/verify/test_block.py::test_block_commits_with_the_targets_law[3-2]"
+TEXTS_OF_BEAMS = (
+    "tests/generation/test_beams.py::"
+    "test_texts_and_scores_are_those_of_transformers_and_speculation_calls_the_target_less_often"
+)
+DRAFT_BEAMS = "tests/generation/test_beams.py::test_a_draft_that_is_the_target_is_accepted_whole"
+CHILD = "tests/decode/test_beam_rules.py::test_a_child_sees_what_its_parent_saw"
 
 
 def fault(*caught_by):

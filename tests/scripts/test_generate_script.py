@@ -83,13 +83,13 @@ def test_eight_bits_and_a_mesh(capsys, folder, monkeypatch):
     """The flags reach both models; what they do is tested in test_quantized.py and eight_devices.py."""
     meshes = []  # asked for; there is one device here
     mesh_of = parallel.mesh
-    monkeypatch.setattr(parallel, "mesh", lambda count: meshes.append(count) or mesh_of(1))
+    monkeypatch.setattr(parallel, "mesh", lambda *sizes: meshes.append(sizes) or mesh_of(1))
     args = ("--model", folder, "--prompt", "abcabc", "--drafter", "model", "--draft-model", folder, "--json")
     code, out, err = run(capsys, *args, "--quantize", "int8", "--quantize-draft", "fp8", "--kv-dtype", "int8",
-                         "--devices", "2", "--compare")  # fmt: skip
+                         "--devices", "4", "--data-parallel", "2", "--compare")  # fmt: skip
     assert code == 0, err
     data = json.loads(out)
-    assert meshes == [2] and data["timing"]["identical"]
+    assert meshes == [(4, 2)] and data["timing"]["identical"]
     settings = data["settings"]
     assert (settings["quantize"], settings["kv_dtype"], settings["devices"]) == ("int8", "int8", 1)
     assert settings["drafter"]["quantize_draft"] == "fp8"
@@ -278,3 +278,28 @@ def test_two_tokenizers_are_refused(capsys, folder, other_tokenizer):
     args = ("--model", folder, "--prompt", "a", "--drafter", "model", "--draft-model", other_tokenizer)
     code, _, err = run(capsys, *args)
     assert code == 2 and "tokenizer" in err
+
+
+@pytest.mark.slow  # compiles four searches
+def test_beams_are_printed_with_scores_and_compared_with_a_search_without_a_draft(capsys, folder):
+    flags = "--num-beams 3 --num-return-sequences 2 --num-draft-beams 5 --early-stopping never --drafter model".split()
+    args = ("--model", folder, "--prompt", "abc", "--prompt", "xyz", "--draft-model", folder, *flags)
+    code, out, err = run(capsys, *args, "--compare")
+    lines = out.splitlines()
+    assert code == 0, err
+    assert [lines[0], lines[3]] == ["--- abc", "--- xyz"]
+    scores = [float(lines[i].split()[0]) for i in (1, 2, 4, 5)]
+    assert scores[0] >= scores[1] and scores[2] >= scores[3] and "(length): " in lines[1]
+    assert lines[-2] == "24 steps in 4 target calls (6.00 a call)"  # the draft is the target
+    assert lines[-1] == "without a draft: 24 steps in 24 target calls (1.00 a call); identical texts"
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--trace"], "--trace can't go with --num-beams"),
+    (["--json"], "--json can't go with --num-beams"),
+    (["--num-speculative-tokens", "3"], "--drafter none drafts nothing"),
+])  # fmt: skip
+def test_flags_that_beams_can_not_use_are_refused(capsys, flags, message):
+    with pytest.raises(SystemExit):
+        run(capsys, "--model", "x", "--num-beams", "3", *flags)
+    assert message in capsys.readouterr().err
