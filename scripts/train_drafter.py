@@ -93,7 +93,8 @@ def _parser() -> Parser:
     add("--start-from", metavar="NAME", help="train this drafter of the same kind further: a file, or a shipped name")
     add("--seed", type=int, default=0, help="seed of sampling and training (%(default)s)")
     add("--draft-vocab", type=int,
-        help="eagle, eagle3, dflash, medusa: how many frequent tokens they draft (16384; else the head's)")  # fmt: skip
+        help="eagle, eagle3, dflash, medusa: how many frequent tokens they draft (16384, or all of --start-from)",
+    )  # fmt: skip
     add("--intermediate", type=int, help="eagle, eagle3, dflash: width of the MLP; the target's by default")
     add("--unroll", type=int, help="eagle, eagle3: how many tokens in a row the head is trained for (4)")
     add("--head-layers", type=int, help="dflash: how many layers the head has (2)")
@@ -127,7 +128,7 @@ def parse(argv=None) -> argparse.Namespace:
             parser.error(f"{flag(name)} can't be chosen with --start-from: it stays as in that drafter")
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
-    parser.at_least_one(args, "unroll", "head_layers", "draft_vocab")
+    parser.at_least_one(args, "unroll", "draft_vocab", "head_layers")
     if args.block_size < 2:
         parser.error(f"--block-size must be at least 2, got {args.block_size}: a block's first token is not drafted")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:

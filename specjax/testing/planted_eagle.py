@@ -37,9 +37,14 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0,
-    mesh: Mesh | None = None, tokens: np.ndarray | None = None,
-) -> tuple[LM, Eagle, np.ndarray]:  # fmt: skip
+    config: LlamaConfig,
+    acceptance: Any,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    tokens: np.ndarray | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[LM, Eagle, np.ndarray]:
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
     The tokens for which a guess is right are chosen at random, for each depth anew. Each drafted token that is reached
@@ -54,8 +59,8 @@ def planted_eagle3(
       seed: the seed of the weights, of the cycle and of the guesses.
       dtype: the dtype of the weights of both.
       peak: the logit of the target's successor and of the head's best guess.
-      mesh: the devices that share the target; each of them has the whole head. None: the default device.
       tokens: i64[D], the tokens that the head can draft, in rising order. None: random ones.
+      mesh: the devices that share the target; each of them has the whole head. None: the default device.
 
     Returns:
       The target, the head as a drafter of chains, and pi i64[V]: token x is followed by pi[x].
@@ -64,7 +69,8 @@ def planted_eagle3(
       ValueError: ``acceptance`` is no such table, or the shape is too small for K depths.
     """
     table = table_of(acceptance)
-    vocab, rng = config.vocab_size, np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    vocab = config.vocab_size
     tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False)) if tokens is None else tokens
     draftable = len(tokens)
     following = cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
@@ -88,17 +94,17 @@ def planted_eagle3(
     return target, parallel.everywhere(Eagle(head, params, jnp.asarray(tokens, jnp.int32)), mesh), pi
 
 
-def draftable_tokens(config: LlamaConfig) -> int:
-    """How many tokens a planted head drafts: a quarter of the tokens and at most 32000, as published heads do."""
-    return min(32000, config.vocab_size // 4)
-
-
 def table_of(acceptance: Any) -> np.ndarray:
     """An acceptance table f64[K, M]. Raises ValueError if its entries or the sums of its rows are no chances."""
     table = np.asarray(acceptance, np.float64)
     if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all() or (table.sum(1) > 1 + 1e-9).any():
         raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
     return table
+
+
+def draftable_tokens(config: LlamaConfig) -> int:
+    """How many tokens a planted head drafts: a quarter of the tokens and at most 32000, as published heads do."""
+    return min(32000, config.vocab_size // 4)
 
 
 def cycle(size: int, rng: np.random.Generator) -> np.ndarray:
