@@ -24,6 +24,7 @@ from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
 from specjax.models import parallel
 from specjax.models.quantized import KINDS
+from specjax.testing.planted_dflash import BLOCK
 
 # What each mode measures.
 MODES = {
@@ -51,8 +52,11 @@ OF_MODES = {
 }  # fmt: skip
 # Modes that need no draft model, and flags that a head does not read.
 HEAD_MODES = ("verify", "arithmetic", "round", "trees", "latency", "serving", "memory", "waits", "sweep")
-NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "devices", "sweep_check_alphas", "peers")
-FOR_HEADS = ("acceptance", "ways", "tree")
+NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "sweep_check_alphas", "peers")
+# Flags, and the drafters that read them.
+READ_BY = {
+    "acceptance": ("eagle3", "dflash"), "ways": ("eagle3",), "tree": ("eagle3",), "devices": ("draft-model", "eagle3"),
+}  # fmt: skip
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
 
@@ -72,7 +76,7 @@ def _parser() -> Parser:
     add("--quantize", choices=KINDS, help="store the target's weights in eight bits")
     add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
     add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
-    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole draft (%(default)s)")
+    add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
         help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     _add_modes(add)
@@ -86,20 +90,20 @@ def _parser() -> Parser:
 
 
 def _add_heads(add: Callable) -> None:
-    """The flags of rounds that an EAGLE-3 head drafts."""
+    """The flags of rounds that a head drafts."""
     add(
         "--drafter",
-        choices=("draft-model", "eagle3"),
+        choices=("draft-model", "eagle3", "dflash"),
         default="draft-model",
-        help="eagle3: a head of the published shape drafts, and no draft model (%(default)s)",
+        help="eagle3, dflash: a head of the published shape drafts, and no draft model (%(default)s)",
     )
     add(
         "--acceptance",
         nargs="+",
         default=("mt-bench",),
         metavar="RATE",
-        help=f"for eagle3: one of {', '.join(eagle.PRESETS)}; or for each depth how often its best guess is right, and "
-        "after colons its next guesses: 0.8 0.7:0.1. The last holds for all further depths (%(default)s)",
+        help=f"for eagle3 and dflash: one of {', '.join(eagle.PRESETS)}; or for each depth how often its best guess is "
+        "right, and after colons its next guesses: 0.8 0.7:0.1. The last holds for all further depths (%(default)s)",
     )
     add(
         "--ways",
@@ -170,34 +174,48 @@ def parse(argv) -> argparse.Namespace:
 
 def _check_head(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses flags and modes that the chosen drafter would ignore. The default modes become those of the drafter."""
-    head = args.drafter == "eagle3"
-    for name in NOT_FOR_HEADS if head else FOR_HEADS:
-        if getattr(args, name) != parser.get_default(name):
-            parser.error(f"{flag(name)} is {'not for' if head else 'only for'} --drafter eagle3")
-    if not head:
+    given = {name for name in (*NOT_FOR_HEADS, *READ_BY) if getattr(args, name) != parser.get_default(name)}
+    for name, drafters in READ_BY.items():
+        if name in given and args.drafter not in drafters:
+            parser.error(f"{flag(name)} is only for --drafter {' or '.join(drafters)}")
+    if args.drafter == "draft-model":
         return
+    for name in NOT_FOR_HEADS:
+        if name in given:
+            parser.error(f"{flag(name)} is not for --drafter {args.drafter}")
     parser.at_least_one(args, "tree")
     if args.modes is DEFAULT_MODES:
         args.modes = ("round",)
     if unfit := [mode for mode in args.modes if mode not in HEAD_MODES]:
-        parser.error(f"--modes {' '.join(unfit)} needs a draft model; --drafter eagle3 has {' '.join(HEAD_MODES)}")
+        these = " ".join(HEAD_MODES)
+        parser.error(f"--modes {' '.join(unfit)} needs a draft model; --drafter {args.drafter} has {these}")
+    if args.drafter == "dflash" and (size := _deepest(args)) >= BLOCK:
+        parser.error(f"the published head's block has room for {BLOCK - 1} drafted tokens, got {size}")
     try:
         eagle.acceptance_table(args.acceptance, 1)
     except ValueError as error:
         parser.error(f"--acceptance: {error}")
 
 
+def _deepest(args: argparse.Namespace) -> int:
+    """The most tokens, or levels, that any mode drafts."""
+    return max(args.num_speculative_tokens, *(args.sweep_tokens if "sweep" in args.modes else ()), 1)
+
+
 def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
     """The planted models and the request."""
-    common = "dtype quantize kv_dtype num_speculative_tokens batch prompt_length max_new_tokens"
+    common = "dtype quantize kv_dtype devices num_speculative_tokens batch prompt_length max_new_tokens"
     given = {name: getattr(args, name) for name in common.split()}
+    if args.drafter == "draft-model":
+        return Case.planted(
+            args.target, args.draft, args.alpha, speed=speed, quantize_draft=args.quantize_draft, **given
+        )
+    depths = _deepest(args)
     if args.drafter == "eagle3":
-        depths = max(args.num_speculative_tokens, *(args.sweep_tokens if "sweep" in args.modes else ()), 1)
         return Case.planted_head(
             args.target, args.acceptance, depths, args.ways, tuple(args.tree), speed=speed, **given
         )
-    given |= {name: getattr(args, name) for name in ("quantize_draft", "devices")}
-    return Case.planted(args.target, args.draft, args.alpha, speed=speed, **given)
+    return Case.planted_block_head(args.target, args.acceptance, depths, speed=speed, **given)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -208,7 +226,7 @@ def run(args: argparse.Namespace) -> None:
     if args.devices > 1:
         parallel.mesh(args.devices)  # too few devices are refused here
     device = jax.devices()[0]
-    head = args.drafter == "eagle3"
+    head = args.drafter != "draft-model"
     alpha = f"acceptance {' '.join(args.acceptance)}" if head else f"alpha = {args.alpha}"
     print(
         f"{device.device_kind}, jax {jax.__version__}, {args.target} + {args.drafter if head else args.draft}, "

@@ -22,8 +22,9 @@ from cli.prompt_files import read_prompts
 import specjax
 from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
-from specjax.drafters import DraftModel, Eagle, Medusa, PaSS
+from specjax.drafters import DFlash, DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
+from specjax.models.heads.dflash_head import DFlashHeadConfig, layers_for
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
@@ -32,6 +33,7 @@ from specjax.report.progress import say
 from specjax.training import loop
 from specjax.training.losses import LOSSES
 from specjax.training.texts import Texts, dialogues, over_passages
+from specjax.training.train_dflash import DFlashObjective
 from specjax.training.train_draft import DraftObjective
 from specjax.training.train_eagle import EagleObjective
 from specjax.training.train_early_exit import EarlyExitObjective
@@ -42,9 +44,11 @@ KINDS = {"draft": "model"}  # the name of a kind in a drafter's file, where the 
 
 # Flags that only some kinds have: the kinds, the default, and whether --start-from already settles the value.
 OF_KINDS = {
-    "draft_vocab": ({"eagle", "eagle3", "medusa"}, 16384, True),
-    "intermediate": ({"eagle", "eagle3"}, None, True),
+    "draft_vocab": ({"dflash", "eagle", "eagle3", "medusa"}, 16384, True),
+    "intermediate": ({"dflash", "eagle", "eagle3"}, None, True),
     "unroll": ({"eagle", "eagle3"}, 4, False),
+    "head_layers": ({"dflash"}, 2, True),
+    "block_size": ({"dflash"}, 5, True),
     "heads": ({"medusa"}, 4, True),
     "lookahead_tokens": ({"pass"}, 3, True),
     "layers": ({"draft"}, None, True),
@@ -58,7 +62,7 @@ SAMPLING = ("dialogues", "sample_batch", "sample_seconds", "text_tokens", "passa
 def _parser() -> Parser:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--kind", choices=("eagle", "eagle3", "medusa", "pass", "draft", "early-exit"), required=True)
+    add("--kind", choices=("eagle", "eagle3", "dflash", "medusa", "pass", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--dtype", choices=("float32", "bfloat16"), help="dtype of the target's weights")
     add("--texts", type=Path, metavar="FILE.npz", help="texts: read if the file exists, else sampled and written there")
@@ -81,10 +85,14 @@ def _parser() -> Parser:
     add("--start-from", metavar="NAME", help="train this drafter of the same kind further: a file, or a shipped name")
     add("--seed", type=int, default=0, help="seed of sampling and training (%(default)s)")
     add(
-        "--draft-vocab", type=int, help="eagle, eagle3, medusa: how many of the most frequent tokens they draft (16384)"
+        "--draft-vocab",
+        type=int,
+        help="eagle, eagle3, dflash, medusa: how many of the most frequent tokens they draft (16384)",
     )
-    add("--intermediate", type=int, help="eagle, eagle3: width of the MLP; the target's by default")
+    add("--intermediate", type=int, help="eagle, eagle3, dflash: width of the MLP; the target's by default")
     add("--unroll", type=int, help="eagle, eagle3: how many tokens in a row the head is trained for (4)")
+    add("--head-layers", type=int, help="dflash: how many layers the head has (2)")
+    add("--block-size", type=int, help="dflash: tokens of a block, of which all but the first are drafted (5)")
     add("--heads", type=int, help="medusa: how many heads (4)")
     add("--lookahead-tokens", type=int, help="pass: how many look-ahead tokens (3)")
     add("--layers", type=int, nargs="+", help="draft: the target's layers to begin with; first and last by default")
@@ -117,7 +125,9 @@ def parse(argv=None) -> argparse.Namespace:
             parser.error(f"{flag(name)} can't be chosen with --start-from: it stays as in that drafter")
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
-    parser.at_least_one(args, "unroll")
+    parser.at_least_one(args, "unroll", "head_layers")
+    if args.block_size < 2:
+        parser.error(f"--block-size must be at least 2, got {args.block_size}: a block's first token is not drafted")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
         parser.error("--row-tokens is for texts with --passages")
     args.unused = [flag(name) for name in SAMPLING if getattr(args, name) != parser.get_default(name)]
@@ -148,13 +158,21 @@ def objective_of(args: argparse.Namespace, target: specjax.LM, texts: Texts | No
     rows = target.head_table()[tokens]
     if args.kind == "medusa":
         return MedusaObjective(tokens, rows, MedusaHeadsConfig(c.hidden_size, len(tokens), args.heads), args.loss)
+    if args.kind == "dflash":
+        layers = layers_for(c, args.head_layers, args.intermediate or c.intermediate_size, len(tokens))
+        taps, rarest = low_middle_high(c.num_hidden_layers), int(np.argmin(counts))
+        return DFlashObjective(tokens, rows, DFlashHeadConfig(layers, taps, args.block_size, rarest), args.loss)
     layer = dataclasses.replace(
         c, num_hidden_layers=1, vocab_size=len(tokens), intermediate_size=args.intermediate or c.intermediate_size
     )
-    n = c.num_hidden_layers
-    taps = tuple(sorted({min(2, n), n // 2, max(n - 3, 0)}))
+    taps = low_middle_high(c.num_hidden_layers)
     config = Eagle1HeadConfig(layer) if args.kind == "eagle" else Eagle3HeadConfig(layer, taps)
     return EagleObjective(tokens, rows, config, args.unroll, args.loss)
+
+
+def low_middle_high(layers: int) -> tuple[int, ...]:
+    """The taps of a new head for a target of so many layers."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
 
 
 def objective_from(args: argparse.Namespace, target: specjax.LM):
@@ -168,10 +186,12 @@ def objective_from(args: argparse.Namespace, target: specjax.LM):
         return DraftObjective(shared, first, before.lm.config, args.loss)
     if isinstance(before, PaSS):
         return PaSSObjective(before.params, before.config, loss=args.loss)
-    assert isinstance(before, Eagle | Medusa)
+    assert isinstance(before, DFlash | Eagle | Medusa)
     common = dict(tokens=before.tokens, lm_head=before.params["lm_head"], loss=args.loss, first=before.params)
     if isinstance(before, Medusa):
         return MedusaObjective(config=before.config, **common)
+    if isinstance(before, DFlash):
+        return DFlashObjective(config=before.config, **common)
     return EagleObjective(config=before.config, steps=args.unroll, **common)
 
 

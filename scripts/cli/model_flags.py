@@ -47,6 +47,8 @@ def add_numbers(add: Callable) -> None:
     add("--quantize", choices=KINDS, help="store the target's weights in eight bits (the draft's: --quantize-draft)")
     add("--kv-dtype", choices=("int8",), help="store the caches in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
+    add("--data-parallel", type=int, default=1, metavar="N", help="N parts of the GPUs share the rows; each part has "
+        "the whole model, cut over its GPUs (%(default)s)")  # fmt: skip
     distributed_flags.add_all(add)
 
 
@@ -75,7 +77,9 @@ def with_drafter(args: argparse.Namespace, name: str) -> argparse.Namespace:
 
 def load_model(args: argparse.Namespace) -> LM:
     """The model that the flags name. Raises as ``specjax.load``."""
-    mesh = None if args.devices == 1 else parallel.mesh(args.devices)
+    mesh = None
     if args.distributed is not None:
-        mesh = parallel.mesh()
+        mesh = parallel.mesh(data=args.data_parallel)
+    elif not args.devices == args.data_parallel == 1:
+        mesh = parallel.mesh(args.devices, args.data_parallel)
     return load(args.model, args.dtype, args.quantize, args.kv_dtype, mesh)

@@ -14,12 +14,14 @@ import numpy as np
 
 from specjax.checkpoints.load import published_head
 from specjax.decode.types import Drafter
+from specjax.drafters.dflash import DFlash
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.pass_ import PaSS
 from specjax.models import llama, modules, parallel
 from specjax.models.config import LlamaConfig
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
@@ -33,6 +35,7 @@ from specjax.models.quantized import Quantized, dequantize, map_with_path, quant
 KINDS: dict[str, tuple[Any, type, Any]] = {
     "eagle": (Eagle1HeadConfig, Eagle1Head, Eagle),
     "eagle3": (Eagle3HeadConfig, Eagle3Head, Eagle),
+    "dflash": (DFlashHeadConfig, DFlashHead, DFlash),
     "medusa": (MedusaHeadsConfig, MedusaHeads, Medusa),
     "pass": (PassConfig, PassTokens, PaSS),
     "model": (LlamaConfig, llama.Llama, None),
@@ -113,7 +116,7 @@ def load(name_or_path: str | Path, target: LM) -> Drafter:
 
     Args:
       name_or_path: one of the names in :func:`shipped`, a file that :func:`save` wrote, or the folder of a published
-        EAGLE or Medusa head.
+        EAGLE, DFlash or Medusa head.
       target: the model that the drafter was trained for.
 
     Raises:

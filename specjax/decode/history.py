@@ -38,12 +38,15 @@ def extended(history: History, info: RoundInfo, running: jax.Array) -> History:
 
 def counted(history: History, drafted: jax.Array, accepted: jax.Array, running: jax.Array) -> History:
     """The history with the counts i32[B] of one more round in the rows of bool[B] ``running``."""
-    rows = jnp.arange(len(running), dtype=jnp.int32)
     index = jnp.where(running, history.rounds, history.drafted.shape[1])  # idle rows write nowhere
+
+    def noted(counts: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row, place, count: row.at[place].set(count, mode="drop"))(counts, index, new)
+
     return history._replace(
         rounds=history.rounds + running.astype(jnp.int32),
-        drafted=history.drafted.at[rows, index].set(drafted, mode="drop"),
-        accepted=history.accepted.at[rows, index].set(accepted, mode="drop"),
+        drafted=noted(history.drafted, drafted),
+        accepted=noted(history.accepted, accepted),
     )
 
 

@@ -8,6 +8,7 @@ from jax import lax
 
 from specjax.decode import history as histories
 from specjax.decode import random
+from specjax.decode import rows as rows_of
 from specjax.decode.arrays import span
 from specjax.decode.numeric import is_int
 from specjax.decode.types import DecodeState, History, Request
@@ -93,7 +94,7 @@ def start(
     """
     rows, capacity = tokens.shape
     kept = histories.empty(rows, capacity, logprobs, decoder.top_logprobs) if keep_history else None
-    state = empty(decoder, request, tokens, kept)
+    state = rows_of.over_mesh(empty(decoder, request, tokens, kept), decoder.target.mesh)
     wanted = jnp.max(request.prompt_lengths) - 1
 
     def body(i: jax.Array, state: DecodeState) -> DecodeState:

@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode import history, sampling
+from specjax.decode import history, rows, sampling
 from specjax.decode.arrays import fitted, row_at, rows_at, span, token_probs
 from specjax.decode.draft_shape import ChainShape
 from specjax.decode.types import DecodeState, Draft, Judged, Outcome, RoundInfo, Scored, Verdict
+from specjax.models import axes, tuning
 from specjax.models import cache as kv
-from specjax.models import tuning
 from specjax.models.model import Output
 from specjax.verify import pieces as chain
 
@@ -89,8 +89,7 @@ def run_target(decoder: "Decoder", state: DecodeState, draft: Draft) -> Output:
             f"the drafter's widths must rise to its block of {full} tokens, the last committed and {full - 1} drafted, "
             f"got {plan.widths}"
         )
-    rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
-    last = state.tokens[rows, state.lengths - 1]
+    last = row_at(state.tokens, state.lengths - 1)
     block = jnp.concatenate([last[:, None], draft.tokens], axis=1)  # [B, N+1]
     cache = kv.with_lengths(state.cache, state.lengths - 1)
     attention = draft.shape.attention(cache.lengths, cache.capacity)
@@ -141,7 +140,8 @@ def commit(decoder: "Decoder", state: DecodeState, scored: Scored, judged: Judge
     """
     state, info = append(decoder, state, judged)
     learned = outcome(scored, judged, info.accepted, info.drafted)
-    return state._replace(drafter=decoder.drafter.commit(decoder.target, state.drafter, state, learned)), info
+    state = state._replace(drafter=decoder.drafter.commit(decoder.target, state.drafter, state, learned))
+    return rows.over_mesh(state, decoder.target.mesh), info
 
 
 def outcome(scored: Scored, judged: Judged, accepted: jax.Array, drafted: jax.Array) -> Outcome:
@@ -164,7 +164,8 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     committed = jnp.where(running, jnp.minimum(jnp.minimum(count + 1, to_stop), limit - state.lengths), 0)  # [B]
     lengths = state.lengths + committed
 
-    logprobs, top = history.log_probabilities(judged.out.logits, block, decoder.top_logprobs)
+    seen = partial(history.log_probabilities, count=decoder.top_logprobs)
+    logprobs, top = axes.by_part(seen, decoder.target.mesh, len(block))(judged.out.logits, block)
     info = RoundInfo(
         starts=state.lengths,
         tokens=block,

@@ -5,12 +5,15 @@ pages where they are.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
 
 from specjax.decode.types import DecodeState
+from specjax.models import axes
 from specjax.models.cache import KVCache
 
 Tree = TypeVar("Tree")
@@ -106,6 +109,22 @@ def with_pools(state: Tree, other: Tree) -> Tree:
         return cache if cache.table is None else cache.replace(keys=lender.keys, values=lender.values)
 
     return over_caches(lent, lambda x, _: x, state, other)
+
+
+def over_mesh(state: DecodeState, mesh: Mesh | None) -> DecodeState:
+    """``state``, each of whose rows lies on one part of the mesh, if the mesh has parts that share rows."""
+    if axes.parts(mesh) == 1:
+        return state
+    where = axes.of_rows(cast(Mesh, mesh))
+
+    def placed(x: jax.Array) -> jax.Array:
+        return lax.with_sharding_constraint(x, axes.fitted(where, len(x)))
+
+    def of_cache(cache: KVCache) -> KVCache:  # attention keeps keys and values where they are
+        bare = jax.tree.map(placed, cache.replace(keys=(), values=()))
+        return bare.replace(keys=cache.keys, values=cache.values)
+
+    return over_caches(of_cache, placed, state)
 
 
 def over_caches(of_cache: Callable, of_array: Callable, state: Tree, *others: Any) -> Tree:

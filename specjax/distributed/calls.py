@@ -77,8 +77,10 @@ class Calls:
     def stage(self, decoder: Decoder, row: Row) -> Held:
         return self._make("stage", decoder, row)
 
-    def feed(self, decoder: Decoder, state: Held, row: Held, start: Any, chunk: int, width: int) -> tuple[Held, Held]:
-        return self._make("feed", decoder, state, row, start, chunk, width)
+    def feed(
+        self, decoder: Decoder, state: Held, row: Held, start: Any, part: Any, chunk: int, width: int
+    ) -> tuple[Held, Held]:
+        return self._make("feed", decoder, state, row, start, part, chunk, width)
 
     def join(self, state: Held, row: Held, slot: Any) -> Held:
         return self._make("join", state, row, slot)

@@ -4,6 +4,7 @@ from specjax.checkpoints.trained_drafters import load, shipped
 from specjax.drafters.adaptive import Adaptive, Confidence, CostModel, EntropyGuided, Heuristic
 from specjax.drafters.auto import auto
 from specjax.drafters.cascade import Cascade
+from specjax.drafters.dflash import DFlash
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.first_of import FirstOf
@@ -29,6 +30,7 @@ __all__ = [
     "Cascade",
     "Confidence",
     "CostModel",
+    "DFlash",
     "DraftModel",
     "DynamicTree",
     "Eagle",

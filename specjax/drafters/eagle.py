@@ -37,6 +37,7 @@ from specjax.models.cache import KVCache
 from specjax.models.heads import eagle3_head
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from specjax.models.heads.taps import check_target
 from specjax.models.model import Model, Output, check_no_encoder
 
 Head = Eagle3Head | Eagle1Head
@@ -90,22 +91,13 @@ class Eagle(ChainOrTree):
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         check_no_encoder(target, "Eagle")
-        size, taps, layers = self.config.layer.hidden_size, self.config.taps, target.config.num_hidden_layers
-        if size != target.config.hidden_size:
-            raise ValueError(
-                f"this EAGLE head reads hidden states of size {size}, but the target's are "
-                f"{target.config.hidden_size}: the head was trained for another model; load a head for this target"
-            )
-        if not all(0 <= after <= layers for after in taps):
-            raise ValueError(
-                f"this EAGLE head reads after layers {taps}, but the target has {layers}: the head was trained for "
-                "another model; load a head for this target"
-            )
+        taps = self.config.taps
+        check_target("EAGLE", self.config.layer.hidden_size, taps, target)
         return super().plan(target, num_speculative_tokens)._replace(taps=taps)
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> EagleState:
         room = kv.room(capacity + self.room(num_speculative_tokens))
-        cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype)
+        cache = eagle3_head.alloc_cache(self.config, batch, room, target.dtype, target.mesh)
         output = jnp.zeros((batch, target.hidden_size), target.dtype)
         return EagleState(cache, output, jnp.zeros(batch, bool))
 

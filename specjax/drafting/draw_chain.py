@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.decode import random, sampling
-from specjax.decode.arrays import span
+from specjax.decode.arrays import row_at, span
 from specjax.decode.numeric import STRONGEST, in_range
 from specjax.decode.types import DecodeState, Draft
 from specjax.verify import pieces as chain
@@ -47,10 +47,9 @@ def draw_chain(
     """
     params = at_temperature(state.request.sampling, temperature)
     step = _step_of(state, keys, params, num_speculative_tokens, vocab)
-    rows = jnp.arange(state.lengths.shape[0], dtype=jnp.int32)
-    last = state.tokens[rows, state.lengths - 1]
-    previous = state.tokens[rows, jnp.maximum(state.lengths - 2, 0)]
-    nothing = jnp.full((rows.shape[0], num_speculative_tokens), sampling.NO_TOKEN, jnp.int32)
+    last = row_at(state.tokens, state.lengths - 1)
+    previous = row_at(state.tokens, jnp.maximum(state.lengths - 2, 0))
+    nothing = jnp.full((len(last), num_speculative_tokens), sampling.NO_TOKEN, jnp.int32)
     steps = jnp.arange(num_speculative_tokens, dtype=jnp.int32)
     passed: Any = (carry, previous, last, nothing)
     drawn = []  # tokens i32[steps, B], scores f32[steps, B, V], confidence and entropy f32[steps, B]

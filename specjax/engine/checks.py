@@ -16,7 +16,7 @@ class Checks:
     """Reads all published pages after every turn. That is slow, and meant for tests and for finding faults."""
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, tuple[int, list[bytes]]] = {}  # the page of each known prefix, and its entries then
+        self._seen: dict[int, tuple[bytes, list[bytes]]] = {}  # of each published page its prefix, and its entries then
 
     @classmethod
     def wanted(cls) -> Optional["Checks"]:
@@ -26,19 +26,20 @@ class Checks:
     def check(self, loop: "Loop") -> None:
         """Raises RuntimeError if the pages of a loop don't add up, or if a published page has changed."""
         tickets = [ticket for ticket in [loop.staged, *loop.running] if ticket is not None]
-        loop.pages.check([ticket.pages for ticket in tickets])
+        for part in loop.parts:
+            part.pages.check([ticket.pages for ticket in tickets if ticket.part is part])
         self.compare(loop)
         _check_tables(loop)
 
     def compare(self, loop: "Loop") -> None:
         """Raises RuntimeError if a published page has changed since the last call. Remembers all published pages."""
         found = {}
-        for key, page in loop.pages.published().items():
+        for key, page in [pair for part in loop.parts for pair in part.pages.published().items()]:
             entries = _entries(loop, page)
-            before = self._seen.get(key)
-            if before is not None and before[0] == page and before[1] != entries:
+            before = self._seen.get(page)
+            if before is not None and before[0] == key and before[1] != entries:
                 raise RuntimeError(f"page {page} holds a known prefix, and its entries have changed")
-            found[key] = page, entries
+            found[page] = key, entries
         self._seen = found
 
 

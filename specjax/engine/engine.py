@@ -45,9 +45,10 @@ class Engine:
       lm: the target model.
       drafter: "auto" for :func:`specjax.drafters.auto`; else as in :class:`specjax.Options`, for all requests.
       verifier, num_speculative_tokens, lossy: as in :class:`specjax.Options`, for all requests.
-      slots: B, the requests that decode at the same time.
+      slots: B, the requests that decode at the same time. The parts of a mesh with an axis "data" share them evenly.
       capacity: the most tokens of a request, prompt included. It is cut to the model's context.
-      kv_tokens: the tokens that the caches of all requests hold together. None: enough for every slot at capacity.
+      kv_tokens: the tokens that the caches of all requests hold together. None: enough for every slot at capacity. The
+        parts of a mesh share them evenly, and a request has all its tokens in one part.
       exact: True: every target call has one shape. False: a round in which all drafts are short makes a narrower call,
         and rounds draft half of K or nothing while that is faster. The law of the output is the same, but a request's
         tokens then depend on the other requests and on the clock.
@@ -111,11 +112,12 @@ class Engine:
         chunk = tuning.engine_chunk(prefill_chunk)
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
         headroom = self.decoder.headroom + sizes.further_room(self.decoder)
-        own = -(-(self.capacity + headroom) // PAGE)
-        pages = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
-        self.kv_tokens = pages * PAGE  # that fit into all pages
-        self.longest = sizes.longest(self.capacity, self.kv_tokens, headroom)  # the most tokens of one request
-        self.limits = Limits(slots, tokens, pages + 1, stops=32, lists=sizes.listed(lm, max_listed))
+        own, parts = -(-(self.capacity + headroom) // PAGE), sizes.parts(lm, slots)
+        wanted = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
+        pages = -(-wanted // parts)  # of each part of the mesh, which has a null page too
+        self.kv_tokens = pages * parts * PAGE  # that fit into all pages
+        self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
+        self.limits = Limits(slots, tokens, parts * (pages + 1), stops=32, lists=sizes.listed(lm, max_listed))
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, paced=not exact, calls=calls)
         self.programs = self._loop.programs
         self._commands, self._closing = Commands(), False

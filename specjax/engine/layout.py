@@ -8,9 +8,10 @@ arrays that were bound to the device, such as loaded weights, are bound too, and
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from specjax.decode import rows
+from specjax.models import axes
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
@@ -32,28 +33,29 @@ class Layout(NamedTuple):
 
 
 def layout_of(state: Any, target: Model) -> Layout:
-    """Pools lie as their caches say. All else is whole on every device of the target.
+    """Pools lie as their caches say. Of all else each row is whole on every device that works on the row.
 
     Args:
       state: the state, or its shapes.
       target: the model that the engine decodes with.
     """
     whole = _whole(target)
+    row = whole if target.mesh is None else axes.of_rows(target.mesh)
 
     def of_cache(cache: KVCache) -> KVCache:
         def of_pool(_: Any) -> Sharding:
-            return cache.sharding or whole
+            return cache.sharding or row
 
-        bare = jax.tree.map(lambda _: whole, rows.without_pools(cache))
+        bare = jax.tree.map(lambda _: row, rows.without_pools(cache))
         return bare.replace(keys=jax.tree.map(of_pool, cache.keys), values=jax.tree.map(of_pool, cache.values))
 
-    leaves, tree = jax.tree.flatten(rows.over_caches(of_cache, lambda _: whole, state))
+    leaves, tree = jax.tree.flatten(rows.over_caches(of_cache, lambda _: row, state))
     return Layout(whole, tuple(leaves), tree)
 
 
 def _whole(target: Model) -> Sharding:
     """The sharding of an array that is whole on every device of the target."""
     if target.mesh is not None:
-        return NamedSharding(target.mesh, PartitionSpec())
+        return axes.whole(target.mesh)
     [device] = jax.tree.leaves(target)[0].devices()
     return SingleDeviceSharding(device)

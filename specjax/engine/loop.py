@@ -18,7 +18,7 @@ from specjax.decode.likeliest import Top
 from specjax.engine import programs, saved, sizes, swap
 from specjax.engine.checks import Checks
 from specjax.engine.pace import Pace
-from specjax.engine.pages import Pages
+from specjax.engine.parts import Part, parts_of, with_slots
 from specjax.engine.programs import Limits, Packed
 from specjax.engine.queue import Waiting
 from specjax.engine.saved import Saved
@@ -69,7 +69,7 @@ class Loop:
         self.whole = decoder.target.has_encoder  # whether prompts are read whole
         self.chunk = limits.tokens if self.whole else chunk
         self.reads = sizes.reads(self.whole, self.chunk, self.width)
-        self.pages = Pages(limits.pages - 1)
+        self.parts = parts_of(limits, decoder.target.mesh)
         self.tickets: set[Ticket] = set()  # the requests that have not ended
         self.waiting: Waiting[Ticket] = Waiting()
         self.running: list[Ticket | None] = [None] * limits.slots
@@ -123,9 +123,10 @@ class Loop:
             for decoder in self.decoders.values():
                 if decoder is not self.decoder:
                     self.state, _ = self.programs.round(decoder, self.state, full)
+        zero = _numbers(0)
         for width, count in self.reads:
             row = self.programs.stage(self.decoder, ticket.row._replace(table=np.zeros((1, self.width), np.int32)))
-            self.state, row = self.programs.feed(self.decoder, self.state, row, _numbers(0), count, width)
+            self.state, row = self.programs.feed(self.decoder, self.state, row, zero, zero, count, width)
         self.state = saved.compiled(self.programs, self.state, swaps=self.overcommit)
         if self.overcommit:
             self.state = self.programs.give_tables(self.state, np.zeros((self.limits.slots, self.width), np.int32))
@@ -170,8 +171,8 @@ class Loop:
             self.counts,
             running=sum(ticket is not None for ticket in self.running),
             waiting=len(self.waiting) + (self.staged is not None),
-            free_kv_tokens=self.pages.available * PAGE,
-            kv_tokens=self.pages.count * PAGE,
+            free_kv_tokens=sum(part.pages.available for part in self.parts) * PAGE,
+            kv_tokens=sum(part.pages.count for part in self.parts) * PAGE,
             accepted_per_position=list(self.counts.accepted_per_position),
             finished=dict(self.counts.finished),
         )
@@ -196,24 +197,28 @@ class Loop:
 
     def _admit(self) -> bool:
         """Stages the request whose turn it is, if there are a slot and pages for it. -> whether there were."""
-        if not self.waiting or None not in self.running:
+        if not self.waiting:
             return False
         ticket = self.waiting.first()
-        known, resume = self.pages.known(ticket.keys), ticket.saved or ticket.samples.read
+        return any(self._admit_to(part, ticket) for part in with_slots(self.parts, self.running, ticket))
+
+    def _admit_to(self, part: Part, ticket: Ticket) -> bool:
+        """Stages a request in a part of the mesh, if there are pages for it. -> whether there were."""
+        known, resume = part.pages.known(ticket.keys), ticket.saved or ticket.samples.read
         if resume is not None and len(known) < resume.first:
             resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
         # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
         known = known[: resume.first if resume else len(known) * PAGE // self.chunk * self.chunk // PAGE]
-        self.pages.share(known)
-        ticket.pages = known
+        part.pages.share(known)
+        ticket.part, ticket.pages = part, known
         # Overcommitted, each running request keeps a page to grow into, so that nobody is swapped out at once.
-        spare = sum(map(bool, self.running)) if self.overcommit else 0
-        if self.missing(ticket) + spare > self.pages.available:  # nobody overtakes the first in the queue
-            self.pages.give_back(known)
+        spare = len(part.present(self.running)) if self.overcommit else 0
+        if self.missing(ticket) + spare > part.pages.available:  # nobody overtakes the first in the queue
+            part.pages.give_back(known)
             ticket.pages = []
             return False
         self.waiting.pop()
-        ticket.pages = known + self.pages.take(self.missing(ticket))
+        ticket.pages = known + part.pages.take(self.missing(ticket))
         ticket.read = ticket.to_read if resume else len(known) * PAGE
         self._stage(ticket, resume)
         ticket.saved = None
@@ -250,11 +255,11 @@ class Loop:
             ticket.read = min(ticket.read + self.chunk, ticket.to_read)
         if ticket.read < ticket.to_read:
             return False
-        self.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
+        ticket.part.pages.publish(ticket.pages[: len(ticket.keys)], ticket.keys)
         if ticket.samples.waiting and ticket.to_read and not ticket.samples.read:
             length = len(ticket.prompt)
             ticket.samples.read = saved.prompt_of(self.programs, self.state, self.staged_row, ticket.pages, length)
-        ticket.slot = self.running.index(None)
+        ticket.slot = next(slot for slot in ticket.part.slots if self.running[slot] is None)
         self.state = self.programs.join(self.state, self.staged_row, _numbers(ticket.slot))
         self.running[ticket.slot] = ticket
         self.staged = self.staged_row = None
@@ -267,7 +272,7 @@ class Loop:
         end = ticket.to_read if self.whole else ticket.read + self.chunk
         width, count = next(read for read in self.reads if end <= read[0] * PAGE)
         self.state, self.staged_row = self.programs.feed(
-            self.decoder, self.state, self.staged_row, _numbers(ticket.read), count, width
+            self.decoder, self.state, self.staged_row, _numbers(ticket.read), _numbers(ticket.part.number), count, width
         )
 
     def _dispatch(self) -> None:
@@ -321,7 +326,8 @@ class Loop:
 
     def _end(self, ticket: Ticket) -> None:
         """Gives a request's pages back, and tells its handle that the request has ended."""
-        self.pages.give_back(ticket.pages)
+        if ticket.pages:
+            ticket.part.pages.give_back(ticket.pages)
         ticket.pages, ticket.saved = [], None
         ticket.mark("ended")
         self.counts.count_end(ticket)

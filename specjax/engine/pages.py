@@ -11,7 +11,7 @@ Page 0 is the null page of :mod:`specjax.models.cache`. It is in none of these p
 """
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,16 +20,17 @@ from specjax.models.cache import PAGE
 
 
 class Pages:
-    """The pages 1 to ``count``.
+    """The pages ``first`` to ``first + count - 1``.
 
     Args:
       count: the number of pages, the null page not counted.
+      first: the number of the page after the null page.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, first: int = 1):
         self.count = count
-        self._free: deque[int] = deque(range(1, count + 1))
-        self._users = [0] * (count + 1)  # how many requests use each page
+        self._free: deque[int] = deque(range(first, first + count))
+        self._users = dict.fromkeys(self._free, 0)  # how many requests use each page
         self._key: dict[int, bytes] = {}  # the prefix of each published page
         self._page: dict[bytes, int] = {}  # the published page of each prefix
         self._kept: OrderedDict[int, None] = OrderedDict()  # published pages that nobody uses, oldest first
@@ -109,12 +110,15 @@ class Pages:
         Raises:
           RuntimeError: a page is lost, in two places, or in more tables than it has users. This is a fault of specjax.
         """
-        users = np.bincount([page for table in tables for page in table], minlength=self.count + 1).tolist()
-        pairs = enumerate(zip(users, self._users, strict=True))
-        problems = [f"page {page} is in {n} tables and has {m} users" for page, (n, m) in pairs if n != m]
+        users = Counter(page for table in tables for page in table)
+        problems = [
+            f"page {page} is in {users[page]} tables and has {self._users.get(page, 0)} users"
+            for page in {*users, *self._users}
+            if users[page] != self._users.get(page, 0)
+        ]
         idle = sorted([*self._free, *self._kept])
-        expected = [page for page in range(1, self.count + 1) if not users[page]]
-        if problems or users[0] or idle != expected or any(page not in self._key for page in self._kept):
+        expected = [page for page in self._users if not users[page]]
+        if problems or idle != expected or any(page not in self._key for page in self._kept):
             raise RuntimeError(
                 f"the pages don't add up: {len(self._free)} free and {len(self._kept)} kept, expected {len(expected)} "
                 f"in both; {'; '.join(problems) or 'users agree'}"

@@ -21,6 +21,7 @@ from specjax.decode.likeliest import Top, likeliest
 from specjax.decode.sampling import NO_TOKEN, SamplingParams
 from specjax.decode.types import DecodeState, Request
 from specjax.engine.layout import Layout, layout_of
+from specjax.models import axes
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
@@ -157,15 +158,23 @@ def _before_prefill(decoder: Decoder, row: Row, pages: int) -> DecodeState:
 
 
 def feed(
-    decoder: Decoder, state: DecodeState, row: DecodeState, start: jax.Array, chunk: int, width: int
+    decoder: Decoder, state: DecodeState, row: DecodeState, start: jax.Array, part: jax.Array, chunk: int, width: int
 ) -> tuple[DecodeState, DecodeState]:
     """Reads ``chunk`` more tokens of the staged row's prompt, from position i32[1] ``start`` on.
+
+    The row's pages belong to ``part`` i32[1] of the mesh. Other parts have nothing else to do meanwhile. They read a
+    copy of the row that owns no pages.
 
     Attention to a block of a prompt takes as long as the table is wide, so the table is cut to its first ``width``
     pages, which must hold the block.
     """
     narrow = rows.with_pools(rows.narrowed(row, width), state)
-    read = prefill.feed(decoder, narrow, start, chunk)
+    count = axes.parts(decoder.target.mesh)
+    if count > 1:
+        copies = rows.take(narrow, jnp.zeros(count, jnp.int32))
+        narrow = rows.over_mesh(rows.release(copies, jnp.arange(count) != part), decoder.target.mesh)
+    read = prefill.feed(decoder, narrow, jnp.repeat(start, count), chunk)
+    read = rows.take(read, part) if count > 1 else read
     return rows.with_pools(state, read), rows.with_tables(rows.without_pools(read), row)
 
 

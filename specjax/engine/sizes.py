@@ -11,6 +11,7 @@ from specjax.decode.numeric import is_int, per_row
 from specjax.engine import programs
 from specjax.generation.job import Job
 from specjax.generation.known_ids import known_ids
+from specjax.models import axes
 from specjax.models.cache import PAGE
 from specjax.models.lm import LM
 
@@ -39,6 +40,14 @@ def check_chunk(prefill_chunk: Any) -> None:
     """Raises ValueError unless the argument is None or a positive multiple of a page."""
     if prefill_chunk is not None and check_count("prefill_chunk", prefill_chunk) % PAGE:
         raise ValueError(f"prefill_chunk must be a positive multiple of {PAGE}, or None, got {prefill_chunk!r}")
+
+
+def parts(lm: LM, slots: int) -> int:
+    """The parts of the model's mesh that share the slots. Raises ValueError if the slots can't be shared evenly."""
+    found = axes.parts(lm.mesh)
+    if slots % found:
+        raise ValueError(f"slots must be a multiple of the {found} parts of the mesh that share them, got {slots}")
+    return found
 
 
 def longest(capacity: int, kv_tokens: int, headroom: int) -> int:

@@ -13,25 +13,27 @@ from specjax.engine import saved
 
 if TYPE_CHECKING:
     from specjax.engine.loop import Loop
+    from specjax.engine.parts import Part
     from specjax.engine.ticket import Ticket
 
 
 def make_room(loop: "Loop") -> None:
     """Before a round: gives each running request the pages that the round may write to."""
-    if _missing(loop) > loop.pages.available:
+    if any(_missing(loop, part) > part.pages.available for part in loop.parts):
         loop.learn_all()  # some requests may have ended, and of the others the lengths are known exactly
-    while _missing(loop) > loop.pages.available:
-        present = [ticket for ticket in [loop.staged, *loop.running] if ticket is not None]
-        _swap_out(loop, max(present, key=lambda ticket: ticket.place))
-    if _missing(loop):
+    for part in loop.parts:
+        while _missing(loop, part) > part.pages.available:
+            staged = [loop.staged] if loop.staged and loop.staged.part is part else []
+            _swap_out(loop, max([*staged, *part.present(loop.running)], key=lambda ticket: ticket.place))
+    if any(_missing(loop, part) for part in loop.parts):
         for ticket in filter(None, loop.running):
-            ticket.pages += loop.pages.take(loop.missing(ticket))
+            ticket.pages += ticket.part.pages.take(loop.missing(ticket))
         loop.state = loop.programs.give_tables(loop.state, _tables(loop))
 
 
-def _missing(loop: "Loop") -> int:
-    """The number of pages that the running requests lack for the next round."""
-    return sum(loop.missing(ticket) for ticket in loop.running if ticket is not None)
+def _missing(loop: "Loop", part: "Part") -> int:
+    """The number of pages that the requests of a part lack for the next round."""
+    return sum(map(loop.missing, part.present(loop.running)))
 
 
 def _swap_out(loop: "Loop", ticket: "Ticket") -> None:
@@ -44,7 +46,7 @@ def _swap_out(loop: "Loop", ticket: "Ticket") -> None:
         ticket.slot = None
         loop.held_up = True
         loop.counts.swaps += 1
-    loop.pages.give_back(ticket.pages)
+    ticket.part.pages.give_back(ticket.pages)
     ticket.pages = []
     loop.waiting.put_back(ticket, ticket.place)
 

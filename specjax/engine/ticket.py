@@ -20,6 +20,7 @@ from specjax.generation.prepare import job_of
 
 if TYPE_CHECKING:
     from specjax.engine.handle import Handle
+    from specjax.engine.parts import Part
 
 # Sampling parameters that every round computes. A request that uses another one needs the full round.
 SIMPLE = ("temperature", "vocabulary")
@@ -54,6 +55,7 @@ class Ticket:
         )
         self.keys, self.samples = keys, samples
         samples.waiting.add(self)
+        self.part: Part  # where the request has its pages; set when it gets them
         self.pages: list[int] = []  # the pages in the request's table, in order
         self.cached_tokens = 0  # prompt tokens whose entries were found in the prefix cache
         self.read = 0  # prompt tokens that are read so far

@@ -17,6 +17,7 @@ from specjax.generation.options import Options
 from specjax.generation.result import Result
 from specjax.generation.stops import stop_strings
 from specjax.generation.stream import Stream
+from specjax.models import axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Job:
         jax.block_until_ready(state.lengths)
         prefilled = time.perf_counter()
         state = self.decoder.run(state)
-        host = jax.device_get((state.tokens, state.lengths, state.failed, state.history))
+        found = state.tokens, state.lengths, state.failed, state.history
+        host = axes.on_host(found, self.decoder.target.mesh)
         seconds = {"prefill": prefilled - began, "decode": time.perf_counter() - prefilled}
         rows = [Completion.of(self, row, *host) for row in range(len(self.prompts))]
         return result_of(self, rows, seconds)

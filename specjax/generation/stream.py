@@ -13,6 +13,7 @@ from specjax.decode.types import RoundInfo
 from specjax.generation import trace
 from specjax.generation.completion import Completion, RowRound, result_of
 from specjax.generation.result import Event, Result
+from specjax.models import axes
 
 if TYPE_CHECKING:
     from specjax.generation.job import Job
@@ -78,7 +79,7 @@ class Stream:
         while True:
             # The next round is dispatched before the host reads the last one, so that the device never waits.
             state, following = decoder.round(state)
-            info = jax.device_get(info)
+            info = axes.on_host(info, decoder.target.mesh)
             self._seconds["decode"] = time.perf_counter() - began
             self._infos.append(info)
             for index, row in enumerate(self._rows):

@@ -8,6 +8,7 @@ The variable is read when a program is traced.
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.decode.arrays import span
+from specjax.models import axes, rope, tuning
 from specjax.models import cache as kv
-from specjax.models import rope, tuning
 from specjax.models.cache import Buffer
 from specjax.models.quantized import Quantized
 
@@ -66,7 +67,8 @@ def attend(
       block: where the block stands and which slots its tokens see.
       keys, values: the cache of one layer: [B, kv_heads, S, D], or pools [P, kv_heads, PAGE, D] with ``block.table``.
       sharding: how keys and values lie on a mesh; None: on one device. XLA's partitioner can't cut a hand-written
-        kernel. So each device runs its own kernel, on its own kv heads if the cache is cut, else on all of them.
+        kernel, and doesn't know that a row's pages lie where the row lies. So each device attends to its own rows, with
+        its own kv heads if the cache is cut by them, else with all heads.
       score: how scores are made. XLA makes those that aren't plain, as it does for blocks that aren't rotated.
 
     Returns:
@@ -77,8 +79,16 @@ def attend(
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
     platform = kernels() if short and typed and angles is not None and bias is None and score == PLAIN else None
-    if platform is None:
-        return by_xla(qkv, block, keys, values, score)
+    run = partial(by_xla, score=score) if platform is None else partial(_by_kernel, platform)
+    if sharding is None or (platform is None and axes.parts(sharding.mesh) == 1):
+        return run(qkv, block, keys, values)
+    return _on_each_device(run, sharding, qkv, block, keys, values)
+
+
+def _by_kernel(
+    platform: str, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
+) -> tuple[jax.Array, Buffer, Buffer]:
+    """:func:`attend` by the hand-written kernel, if the program runs on ``platform``."""
     from specjax.models import fused_attention  # can't be imported where JAX has no Triton
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
@@ -87,19 +97,33 @@ def attend(
     kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=platform == "cpu"))
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
-    args = qkv, angles, mask, keys, values, starts, table
-    served = partial(lax.platform_dependent, **{platform: kernel}, default=plainly)
-    if sharding is None:
-        return served(*args)
-    whole, of_cache = PartitionSpec(), sharding.spec
-    of_heads = PartitionSpec(None, None, *of_cache[1:2])  # for qkv and for the result
+    args = qkv, block.angles, block.mask, keys, values, block.starts, block.table
+    return lax.platform_dependent(*args, **{platform: kernel}, default=plainly)
+
+
+def _on_each_device(
+    run: Callable, sharding: NamedSharding, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
+) -> tuple[jax.Array, Buffer, Buffer]:
+    """``run`` on each device of a mesh, with the device's own rows and kv heads. -> as :func:`attend`."""
+    sharding = sharding if block.table is not None else axes.fitted(sharding, len(qkv))
+    of_row, of_head = (*sharding.spec, None, None)[:2]
+    of_heads = PartitionSpec(of_row, None, of_head)  # for qkv and for the result
+    of_block = jax.tree.map(lambda x: PartitionSpec(of_row if len(x) == len(qkv) else None), block)
+    if block.bias is not None:
+        of_block = of_block._replace(bias=PartitionSpec(*of_block.bias, of_head))
+
+    def own(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer):
+        if of_row is not None and block.table is not None:
+            block = block._replace(table=kv.own_pages(block.table, keys))
+        return run(qkv, block, keys, values)
+
     return jax.shard_map(
-        served,
+        own,
         mesh=sharding.mesh,
-        in_specs=(of_heads, whole, whole, of_cache, of_cache, whole, whole),
-        out_specs=(of_heads, of_cache, of_cache),
+        in_specs=(of_heads, of_block, sharding.spec, sharding.spec),
+        out_specs=(of_heads, sharding.spec, sharding.spec),
         check_vma=False,  # Pallas gives no information for this check
-    )(*args)
+    )(qkv, block, keys, values)
 
 
 def kernels() -> str | None:
@@ -126,9 +150,8 @@ def by_xla(
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
     size, group, (starts, angles, mask, bias, table) = qkv.shape[1], qkv.shape[3] - 2, block
     qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    q, (k, v) = qk[..., :group, :], kv.finite_values(qk[..., group, :], qkv[..., group + 1, :])
-    keys = kv.write(keys, k.swapaxes(1, 2), starts, table)
-    values = kv.write(values, v.swapaxes(1, 2), starts, table)
+    q = qk[..., :group, :]
+    keys, values = written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
         capacity = keys.shape[2] if table is None else table.shape[1] * kv.PAGE
@@ -168,3 +191,10 @@ def mix(
     out = kv.mixture(weights.reshape(batch, kv_heads, group * size, -1), row_values, q.dtype)
     out = out.reshape(batch, kv_heads, group, size, dim).transpose(0, 3, 1, 2, 4)  # [B, T, kv, g, D]
     return out.reshape(batch, size, -1)
+
+
+def written(k: jax.Array, v: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[Buffer, Buffer]:
+    """The cache of one layer with a block's keys, already rotated, and values, each [B, T, kv_heads, D], in it."""
+    k, v = kv.finite_values(k, v)
+    keys = kv.write(keys, k.swapaxes(1, 2), block.starts, block.table)
+    return keys, kv.write(values, v.swapaxes(1, 2), block.starts, block.table)

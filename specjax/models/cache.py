@@ -30,8 +30,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.models.axes import DATA, fitted, parts
 from specjax.models.configs import ModelConfig
 from specjax.models.quantized import Quantized, quantize
 
@@ -100,18 +101,19 @@ def alloc(
     Raises:
       ValueError: the sharding cuts keys and values along another axis than their heads.
     """
-    if sharding is not None and (len(sharding.spec) > 2 or any(sharding.spec[:1])):
+    if sharding is not None and (len(sharding.spec) > 2 or {*sharding.spec[:1]} - {None, DATA}):
         raise ValueError(
-            f"keys and values [B, kv_heads, S, D] are cut as {sharding.spec}, expected by kv heads alone or not at "
-            "all: specjax.parallel.cache_sharding(mesh) makes such a sharding"
+            f"keys and values [B, kv_heads, S, D] are cut as {sharding.spec}, expected by kv heads, by rows over an "
+            'axis "data", or not at all: specjax.parallel.cache_sharding(mesh) makes such a sharding'
         )
     shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+    where = sharding and fitted(sharding, batch)
 
     def zeros(_) -> Buffer:
-        codes = jnp.zeros(shape, dtype, device=sharding)
+        codes = jnp.zeros(shape, dtype, device=where)
         if codes.dtype != jnp.int8:
             return codes
-        return Quantized(codes, jnp.zeros(shape[:-1], jnp.float32, device=sharding))
+        return Quantized(codes, jnp.zeros(shape[:-1], jnp.float32, device=where))
 
     layers = range(config.num_hidden_layers)
     lengths = jnp.zeros(batch, jnp.int32)
@@ -127,10 +129,10 @@ def paged(cache: KVCache, rows: int, pages: int) -> KVCache:
       rows: B.
       pages: P, the pages of the pool, the null page included.
     """
-    width = -(-cache.capacity // PAGE)
+    width, where = -(-cache.capacity // PAGE), cache.sharding and fitted(cache.sharding, pages)
 
     def pool(x) -> jax.Array:
-        return jnp.zeros((pages, x.shape[1], PAGE, *x.shape[3:]), x.dtype, device=cache.sharding)
+        return jnp.zeros((pages, x.shape[1], PAGE, *x.shape[3:]), x.dtype, device=where)
 
     keys, values = jax.tree.map(pool, (cache.keys, cache.values))
     lengths, table = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, width), jnp.int32)
@@ -186,8 +188,38 @@ def by_rows(buffer: Buffer, table: jax.Array | None) -> Buffer:
     return jax.tree.map(row_major, buffer)
 
 
+def own_pages(table: jax.Array, pool: Buffer) -> jax.Array:
+    """The pages i32[B, W] of a table as a device counts them that holds the given part of the pool.
+
+    The parts of a mesh share the pool evenly, and a row's pages lie on the row's part. The first page of each part is a
+    null page. So the null page of a table, which is 0, is that of any part.
+    """
+    return table % pool.shape[0]
+
+
 def move(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
     """Copies every layer's entries at slots i32[B, T] to the slots from starts i32[B] on. Codes are copied as codes."""
+    if cache.sharding is None or parts(cache.sharding.mesh) == 1:
+        return _moved(cache, slots, starts)
+    sharding = cache.sharding if cache.table is not None else fitted(cache.sharding, len(starts))
+    rows = PartitionSpec(*sharding.spec[:1])
+    specs = cache.replace(
+        keys=sharding.spec, values=sharding.spec, lengths=rows, table=None if cache.table is None else rows
+    )
+
+    def own(cache: KVCache, slots: jax.Array, starts: jax.Array) -> tuple:
+        if cache.table is not None:
+            cache = cache.replace(table=own_pages(cache.table, cache.keys[0]))
+        new = _moved(cache, slots, starts)
+        return new.keys, new.values
+
+    moved = jax.shard_map(own, mesh=sharding.mesh, in_specs=(specs, rows, rows), out_specs=sharding.spec)
+    keys, values = moved(cache, slots, starts)
+    return cache.replace(keys=keys, values=values)
+
+
+def _moved(cache: KVCache, slots: jax.Array, starts: jax.Array) -> KVCache:
+    """:func:`move`, where all pages are at hand."""
 
     def taken(buffer):  # [B, kv_heads, T, ...]
         if cache.table is None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from specjax.models import attention, modules
+from specjax.models import attention, modules, rope
 from specjax.models import blocks as layer_blocks
 from specjax.models.attention import Block
 from specjax.models.cache import KVCache
@@ -78,13 +78,24 @@ class Attention(nnx.Module):
     def __call__(self, x, block: Block, keys, values, sharding):
         """x [B, T, inp] -> [B, T, H], and the new keys and values. See :func:`specjax.models.attention.attend`."""
         c = self.config
-        qkv = self.qkv(x).reshape(*x.shape[:2], c.num_key_value_heads, c.group_size + 2, c.head_dim)
-        if c.qk_norm:
-            q, k, v = jnp.split(qkv, [c.group_size, c.group_size + 1], axis=3)  # [B, T, kv_heads, group or 1, D]
-            qkv = jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=3)
         score = attention.Score(c.score_scale, c.attn_logit_softcapping)
-        out, keys, values = attention.attend(qkv, block, keys, values, sharding, score)
+        out, keys, values = attention.attend(self._heads(x), block, keys, values, sharding, score)
         return self.o(out), keys, values
+
+    def remember(self, x, block: Block, keys, values):
+        """Writes the keys and values of x [B, T, inp] to the cache, and mixes nothing. -> the new keys and values."""
+        qkv = self._heads(x)
+        k = qkv[..., -2, :] if block.angles is None else rope.rotate(qkv[..., -2, :], *block.angles)
+        return attention.written(k, qkv[..., -1, :], block, keys, values)
+
+    def _heads(self, x):
+        """x [B, T, inp] -> [B, T, kv_heads, group + 2, D]: for each kv head its queries, its key and its value."""
+        c = self.config
+        qkv = self.qkv(x).reshape(*x.shape[:2], c.num_key_value_heads, c.group_size + 2, c.head_dim)
+        if not c.qk_norm:
+            return qkv
+        q, k, v = jnp.split(qkv, [c.group_size, c.group_size + 1], axis=3)  # [B, T, kv_heads, group or 1, D]
+        return jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=3)
 
 
 class MLP(nnx.Module):

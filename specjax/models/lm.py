@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.models import families, quantized
+from specjax.models.axes import fitted, of_rows
 from specjax.models.cache import KVCache, alloc
 from specjax.models.model import Output
 from specjax.models.stack import rows_of
@@ -74,7 +75,7 @@ class LM:
     @property
     def in_parts(self) -> bool:
         """Whether the weights are cut, so that no device holds all of them."""
-        return self.cache_sharding is not None and bool(self.cache_sharding.spec)
+        return self.cache_sharding is not None and len(self.cache_sharding.spec) > 1
 
     def __repr__(self) -> str:
         """The model's shape, size and storage in two lines."""
@@ -108,23 +109,24 @@ class LM:
         return families.merge(self.config, self.params).read(tokens, cache, ends, taps, self._whole)
 
     def _whole(self, x: jax.Array) -> jax.Array:
-        """The array, whole on every device of the mesh. On a model of one device, the array as it is."""
-        return x if self.mesh is None else lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec()))
+        """The array [B, ...], each row whole on every device that works on it. On one device, the array as it is."""
+        return x if self.mesh is None else lax.with_sharding_constraint(x, fitted(of_rows(self.mesh), len(x)))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """The embeddings of tokens i32[...], as the first layer reads them. -> [..., H]."""
         table = self.params["embed"]
         if not self.in_parts:
             return rows_of(table, tokens, self.config, self.dtype)
-        sharding = cast(NamedSharding, self.cache_sharding)
+        sharding = fitted(cast(NamedSharding, self.cache_sharding), len(tokens))
+        rows = PartitionSpec(*sharding.spec[:1])
         # The partitioner would fetch the whole table in a draft loop, and cut the products that read its rows.
         columns = PartitionSpec(None, sharding.spec[1])
         cut = jax.tree.map(lambda x: PartitionSpec(*columns[: x.ndim]), table)
         return self._whole(jax.shard_map(
             lambda table, tokens: rows_of(table, tokens, self.config, self.dtype),
             mesh=sharding.mesh,
-            in_specs=(cut, PartitionSpec()),
-            out_specs=PartitionSpec(*(None,) * tokens.ndim, sharding.spec[1]),
+            in_specs=(cut, rows),
+            out_specs=PartitionSpec(*rows, *(None,) * (tokens.ndim - 1), sharding.spec[1]),
         )(table, tokens))  # fmt: skip
 
     def head_table(self) -> jax.Array:

@@ -1,10 +1,10 @@
-"""Tensor parallelism: one model over the devices of a one-axis mesh. The loop and the drafters don't change.
+"""Tensor parallelism: one model over the devices of a mesh. The loop and the drafters don't change.
 
 Weights are cut as in Megatron (Shoeybi et al. 2019, section 3). The query/key/value and gate/up products are cut by
 output. The output products of attention and MLP are cut by input, so each layer sums across devices twice. Each weight
 has a sharding that says how it is cut. XLA's partitioner does the rest, with two exceptions: the lookup of embeddings
-(``LM.embed``) and the attention kernel (``attention.attend``). Each device holds the cache of its own kv heads.
-Everything outside the target is held whole by every device.
+(``LM.embed``) and attention (``attention.attend``). Each device holds the cache of its own kv heads. Everything outside
+the target is held whole by every device. A mesh may also have parts that share the rows (``models/axes.py``).
 """
 
 import dataclasses
@@ -15,22 +15,34 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specjax.models import quantized
+from specjax.decode.numeric import is_int
+from specjax.models import axes, quantized
+from specjax.models.axes import DATA
 from specjax.models.configs import ModelConfig
 from specjax.models.lm import LM
 
 
-def mesh(count: int | None = None) -> Mesh:
-    """A mesh of the first ``count`` devices, on one axis. None: all devices.
+def mesh(count: int | None = None, data: int = 1) -> Mesh:
+    """A mesh of the first ``count`` devices.
+
+    Args:
+      count: the number of devices. None: all devices.
+      data: the number of parts of ``count / data`` devices that share the rows. Each part has the whole model, cut over
+        its devices. Above 1 the mesh has the axes ("data", "model"), else the one axis "model".
 
     Raises:
-      ValueError: there are fewer devices.
+      ValueError: there are fewer devices, or their number is no multiple of ``data``.
     """
     devices = jax.devices()
     count = len(devices) if count is None else count
     if not 1 <= count <= len(devices):
         raise ValueError(f"a mesh of {count} devices was asked for, and jax sees {len(devices)}: {devices}")
-    return Mesh(np.array(devices[:count]), ("model",), axis_types=(AxisType.Auto,))
+    if not (is_int(data) and data >= 1 and count % data == 0):
+        raise ValueError(f"data must be a divisor of the {count} devices of the mesh, got {data!r}")
+    found = np.array(devices[:count])
+    if data == 1:
+        return Mesh(found, ("model",), axis_types=(AxisType.Auto,))
+    return Mesh(found.reshape(data, -1), (DATA, "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def spans_processes(mesh: Mesh) -> bool:
@@ -39,16 +51,22 @@ def spans_processes(mesh: Mesh) -> bool:
 
 
 def check(config: ModelConfig, mesh: Mesh) -> None:
-    """Raises ValueError unless the mesh has one axis and every size that is cut is a multiple of its devices."""
-    if len(mesh.axis_names) != 1:
-        raise ValueError(f"the mesh has axes {dict(mesh.shape)}, expected one; use specjax.parallel.mesh(count)")
-    if mesh.axis_types != (AxisType.Auto,):  # jax.make_mesh makes Explicit axes by default
-        raise ValueError(f"the mesh's axis is {mesh.axis_types[0]}, expected Auto; use specjax.parallel.mesh(count)")
+    """Raises ValueError unless the mesh's axes are known and every size that is cut is a multiple of its devices."""
+    if mesh.axis_names[:-1] not in ((), (DATA,)):
+        raise ValueError(
+            f'the mesh has axes {dict(mesh.shape)}, expected one, or "data" and one more; use '
+            "specjax.parallel.mesh(count, data)"
+        )
+    if set(mesh.axis_types) != {AxisType.Auto}:  # jax.make_mesh makes Explicit axes by default
+        raise ValueError(f"the mesh's axes are {mesh.axis_types}, expected Auto; use specjax.parallel.mesh(count)")
+    if config.start_ids and axes.parts(mesh) > 1:
+        raise ValueError("a model with an encoder can't share rows over parts of a mesh; run an engine on each part")
+    size = mesh.shape[mesh.axis_names[-1]]
     parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
     parts += [] if config.tie_word_embeddings else ["vocab_size"]
-    uneven = [f"{name} = {getattr(config, name)}" for name in parts if getattr(config, name) % mesh.size]
+    uneven = [f"{name} = {getattr(config, name)}" for name in parts if getattr(config, name) % size]
     if uneven:
-        raise ValueError(f"{mesh.size} devices can't share evenly {', '.join(uneven)}; take a divisor of each")
+        raise ValueError(f"{size} devices can't share evenly {', '.join(uneven)}; take a divisor of each")
 
 
 def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
@@ -68,14 +86,19 @@ def spec(path: tuple[str, ...], axis: str) -> PartitionSpec:
 
 def sharding(path: tuple[str, ...], leaf: Any, mesh: Mesh) -> Any:
     """The sharding of the leaf at ``path``: a NamedSharding, or for a Quantized leaf a Quantized of two."""
-    cut = spec(path, mesh.axis_names[0])
+    cut = spec(path, mesh.axis_names[-1])
     # Scales have one axis less than codes: the last.
     return jax.tree.map(lambda x: NamedSharding(mesh, PartitionSpec(*cut[: x.ndim])), leaf)
 
 
 def cache_sharding(mesh: Mesh | None) -> NamedSharding | None:
-    """The sharding of a cut model's keys and values [B, kv_heads, S, head_dim]: by kv head. None for no mesh."""
-    return None if mesh is None else NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))
+    """The sharding of a cut model's keys and values [B, kv_heads, S, head_dim]: by kv head, and by row over "data".
+
+    None for no mesh.
+    """
+    if mesh is None:
+        return None
+    return NamedSharding(mesh, PartitionSpec(DATA if DATA in mesh.axis_names else None, mesh.axis_names[-1]))
 
 
 def put(leaf: Any, where: Any) -> Any:
@@ -122,7 +145,7 @@ def placement(config: ModelConfig, mesh: Mesh | None = None, quantize: str | Non
 
 
 def shard(lm: LM, mesh: Mesh) -> LM:
-    """The loaded model, cut over the mesh. Each device holds 1 / mesh.size of each matrix and of the cache's heads.
+    """The loaded model, cut over the mesh. A part of n devices holds 1 / n of each matrix and of the heads on each.
 
     ``specjax.load(name, mesh=mesh)`` does the same without first holding the whole model on one device.
 
@@ -137,8 +160,7 @@ def replicate(lm: LM, mesh: Mesh | None) -> LM:
     """The whole model on every device of the mesh, for a draft model beside a cut target. None: the model as it is."""
     if mesh is None:
         return lm
-    whole = NamedSharding(mesh, PartitionSpec())
-    return dataclasses.replace(lm, params=everywhere(lm.params, mesh), cache_sharding=whole)
+    return dataclasses.replace(lm, params=everywhere(lm.params, mesh), cache_sharding=axes.of_rows(mesh))
 
 
 def everywhere(tree: Any, mesh: Mesh | None) -> Any:
@@ -148,7 +170,7 @@ def everywhere(tree: Any, mesh: Mesh | None) -> Any:
     """
     if mesh is None:
         return tree
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = axes.whole(mesh)
 
     def beside(part: Any) -> Any:
         if isinstance(part, LM):

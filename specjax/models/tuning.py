@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from specjax.models import axes
+
 # The most queries of one kv head for which the hand-written attention kernel runs. With more queries, XLA's attention
 # is as fast (measured on an H100).
 MOST_KERNEL_QUERIES = 32
@@ -40,11 +42,12 @@ def search_unrolled() -> bool:
 def least_tokens(lm: Any, batch: int) -> int:
     """The least number of tokens per row for a call of the model: 1 or 2.
 
-    If matrices are large, XLA's products on a GPU take longer for a single token than for two. The second, unused token
-    is written past the row's length, and the capacity leaves room for it.
+    If matrices are large, XLA's products on a GPU take longer for a single token than for two. So a row that is alone
+    in its part of the mesh feeds two. The second, unused token is written past the row's length, and the capacity
+    leaves room for it.
     """
     large = lm.hidden_size >= TWO_TOKENS_FROM
-    return 2 if large and batch == 1 and not lm.in_parts and jax.default_backend() == "gpu" else 1
+    return 2 if large and batch <= axes.parts(lm.mesh) and not lm.in_parts and jax.default_backend() == "gpu" else 1
 
 
 def prefill_chunk(asked: int | None = None, longest: int | None = None) -> int:

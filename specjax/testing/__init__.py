@@ -20,6 +20,7 @@ from specjax.testing.checks import (
 )
 from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tightly, sample_sequences
 from specjax.testing.planted import partly_right, planted_exit, planted_lm, planted_pair
+from specjax.testing.planted_dflash import planted_dflash
 from specjax.testing.planted_eagle import planted_eagle3
 from specjax.testing.tiny_models import noisy_twin, random_params, table_lm, tiny_lm
 from specjax.testing.traces import collectives, count_traces, h100_devices
@@ -50,6 +51,7 @@ __all__ = [
     "lossless_verifiers",
     "noisy_twin",
     "partly_right",
+    "planted_dflash",
     "planted_eagle3",
     "planted_exit",
     "planted_lm",

@@ -14,15 +14,17 @@ depth before, and advances the counter. So each depth has guesses of its own in 
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.decode import random
 from specjax.drafters.eagle import Eagle
-from specjax.models import modules
+from specjax.models import modules, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
@@ -35,7 +37,12 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0
+    config: LlamaConfig,
+    acceptance: Any,
+    seed: int = 0,
+    dtype: Any = jnp.bfloat16,
+    peak: float = 40.0,
+    mesh: Mesh | None = None,
 ) -> tuple[LM, Eagle, np.ndarray]:
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
@@ -51,6 +58,7 @@ def planted_eagle3(
       seed: the seed of the weights, of the cycle and of the guesses.
       dtype: the dtype of the weights of both.
       peak: the logit of the target's successor and of the head's best guess.
+      mesh: the devices that share the target; each of them has the whole head. None: the default device.
 
     Returns:
       The target, the head as a drafter of chains, and pi i64[V]: token x is followed by pi[x].
@@ -58,29 +66,40 @@ def planted_eagle3(
     Raises:
       ValueError: ``acceptance`` is no such table, or the shape is too small for K depths.
     """
-    table = np.asarray(acceptance, np.float64)
-    if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all() or (table.sum(1) > 1 + 1e-9).any():
-        raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
+    table = table_of(acceptance)
     rng = np.random.default_rng(seed)
     vocab, draftable = config.vocab_size, min(32000, config.vocab_size // 4)
     tokens = np.sort(rng.choice(vocab, draftable, replace=False))
-    following = _cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
+    following = cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
     others, pi = np.setdiff1d(np.arange(vocab), tokens), np.empty(vocab, np.int64)
-    pi[tokens], pi[others] = tokens[following], others[_cycle(len(others), rng)]
+    pi[tokens], pi[others] = tokens[following], others[cycle(len(others), rng)]
 
-    target = planted_lm(config, pi, 2 * seed, dtype, peak)
-    target.params["embed"] = target.params["embed"].at[:, 0].set(1.0)  # from it the head makes its constant channel
+    target = planted_lm(config, pi, 2 * seed, dtype, peak, mesh)
+    embed = target.params["embed"]
+    marked = embed.at[:, 0].set(1.0)  # from it the head makes its constant channel
+    target.params["embed"] = marked if mesh is None else jax.device_put(marked, embed.sharding)
+    embedded = target.params["embed"][jnp.asarray(tokens)]  # [D, H]
+    if mesh is not None:
+        embedded = jax.device_put(embedded, NamedSharding(mesh, PartitionSpec()))
     last = config.num_hidden_layers
     taps = (2, last // 2, last - 3) if last > 8 else tuple(sorted({0, last // 2, last}))
     layer = dataclasses.replace(target.config, vocab_size=draftable, num_hidden_layers=1)
     head = Eagle3HeadConfig(layer, taps)
     places = _Places.of(head, len(table))
     before = np.stack([_before(following, chances, rng) for chances in table])  # [K, M, D]
-    params = _head(target.params["embed"], jnp.asarray(tokens), jnp.asarray(before), 2 * seed + 1, head, places, peak)
-    return target, Eagle(head, params, jnp.asarray(tokens, jnp.int32)), pi
+    params = _head(embedded, jnp.asarray(before), 2 * seed + 1, head, places, peak)
+    return target, parallel.everywhere(Eagle(head, params, jnp.asarray(tokens, jnp.int32)), mesh), pi
 
 
-def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
+def table_of(acceptance: Any) -> np.ndarray:
+    """An acceptance table f64[K, M]. Raises ValueError if its entries or the sums of its rows are no chances."""
+    table = np.asarray(acceptance, np.float64)
+    if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all() or (table.sum(1) > 1 + 1e-9).any():
+        raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
+    return table
+
+
+def cycle(size: int, rng: np.random.Generator) -> np.ndarray:
     """A random permutation i64[size] that is one cycle."""
     order, following = rng.permutation(size), np.empty(size, np.int64)
     following[order] = np.roll(order, -1)
@@ -144,20 +163,20 @@ class _Places:
         return (self.constant**2 + self.counted**2) ** 0.5 / size**0.5
 
 
-def _head(embed, tokens, before, seed: int, head: Eagle3HeadConfig, places: _Places, peak: float) -> dict:
-    """The head's parameters."""
-    params = _random(head, seed, embed.dtype)
+def _head(embedded, before, seed: int, head: Eagle3HeadConfig, places: _Places, peak: float) -> dict:
+    """The head's parameters, from the embeddings [D, H] of the tokens that the head can draft."""
+    params = idle(head, seed, embedded.dtype)
     layer, identity = head.layer, places.identity
     size, rms = layer.hidden_size, places.rms(layer.hidden_size)
 
     fuse = np.array([[0], [1]]), np.arange(len(head.taps)) * size  # channels 0 and 1, from channel 0 of each tap
     amounts = np.array([[places.constant], [places.counted]]) / len(head.taps)
-    params["fuse"]["weight"] = params["fuse"]["weight"].at[fuse].set(jnp.asarray(amounts, embed.dtype))
+    params["fuse"]["weight"] = params["fuse"]["weight"].at[fuse].set(jnp.asarray(amounts, embedded.dtype))
 
     kv_heads, group, dim = layer.num_key_value_heads, layer.group_size, layer.head_dim
     keys = jax.random.normal(random.key(seed), (kv_heads, 1, dim, size)) * (SHARP / dim**0.5 / size) ** 0.5
     qkv = params["attention"]["qkv"]["weight"].reshape(kv_heads, group + 2, dim, 2 * size)
-    qkv = qkv.at[:, : group + 1, :, :size].set(keys.astype(embed.dtype)).at[:, : group + 1, :, size:].set(0)
+    qkv = qkv.at[:, : group + 1, :, :size].set(keys.astype(embedded.dtype)).at[:, : group + 1, :, size:].set(0)
     values, channel = np.divmod(np.arange(places.width), dim)
     qkv = qkv.at[values, group + 1, channel, 1 + np.arange(places.width)].set(1)  # of the embedding, without its 1
     params["attention"]["qkv"]["weight"] = qkv.reshape(kv_heads, (group + 2) * dim, 2 * size)
@@ -166,12 +185,13 @@ def _head(embed, tokens, before, seed: int, head: Eagle3HeadConfig, places: _Pla
     params["attention"]["o"]["weight"] = o.at[identity[:, None], of_query].set(1 / group)
 
     params["mlp"] = _mlp(params["mlp"], places, rms)
-    params["lm_head"] = _rows(embed, tokens, before, places, peak * rms, size)
+    known = identities(embedded, 1, places.width)
+    params["lm_head"] = output_rows(known, before, places.block, peak * rms, head, embedded.dtype)
     return params
 
 
-def _random(head: Eagle3HeadConfig, seed: int, dtype) -> dict:
-    """Random parameters of size ``IDLE``. Norms are ones."""
+def idle(head: Any, seed: int, dtype) -> dict:
+    """Random parameters of size ``IDLE`` for a head of this configuration. Norms are ones."""
     leaves, tree = jax.tree.flatten(modules.structure(head.module, head)[1])
     keys = jax.random.split(random.key(seed), len(leaves))
 
@@ -208,14 +228,27 @@ def _mlp(params: dict, places: _Places, rms: float) -> dict:
     return {"gate_up": {"weight": gate_up}, "down": {"weight": down}}
 
 
-def _rows(embed, tokens, before, places: _Places, scale: float, size: int):
-    """The rows of the output matrix, [D, H]: in block d the identities of the tokens of which a row is a guess."""
-    x = embed[tokens].astype(jnp.float32)
+def identities(embedded, first: int, width: int):
+    """What a head reads of embeddings [D, H], from channel ``first`` on, after its norm: f32[D, E], of length 1."""
+    x = embedded.astype(jnp.float32)
     x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
-    x = x[:, 1 : 1 + places.width]
-    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True) * (scale / places.width**0.5)
-    rows = jnp.zeros((len(tokens), size), embed.dtype)
+    x = x[:, first : first + width]
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6)  # a token that masks has none
+
+
+def output_rows(x, before, block: Callable[[int], np.ndarray], scale: float, head: Any, dtype):
+    """The rows of the output matrix, [D, H]: in block d the identities of the tokens of which a row is a guess.
+
+    Args:
+      x: f32[D, E], the tokens' identities.
+      before: i[K, M, D], for each depth and rank the token of which each row is a guess.
+      block: the E channels of the block of a depth, from 1.
+      scale: the logit of the best guess, times what the last norm divides by.
+      head: the head's configuration.
+      dtype: the dtype of the rows.
+    """
+    rows = jnp.zeros((len(x), head.layer.hidden_size), dtype)
     for depth, of_ranks in enumerate(before, 1):
-        block = sum(FALL**rank * x[place] for rank, place in enumerate(of_ranks))
-        rows = rows.at[:, places.block(depth)].set(block.astype(embed.dtype))
+        said = sum(FALL**rank * x[place] for rank, place in enumerate(of_ranks))
+        rows = rows.at[:, block(depth)].set((said * (scale / x.shape[1] ** 0.5)).astype(dtype))
     return rows

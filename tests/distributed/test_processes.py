@@ -75,10 +75,13 @@ def alone(name, prompts, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_processes_have_the_tokens_of_one(size):
-    """By generate, stream and the engine; plain, with prompt lookup and with a draft model."""
-    with ranks(size) as every:
+@pytest.mark.parametrize("size, way", [(2, ()), (4, ()), (2, ("parts",))])
+def test_processes_have_the_tokens_of_one(size, way):
+    """By generate, stream and the engine; plain, with prompt lookup and with a draft model.
+
+    Of a mesh in two parts, each process holds its own rows alone.
+    """
+    with ranks(size, *way) as every:
         for rank in every:
             assert rank.ended(400) == 0, rank.text()
     found = [one for one in every[0].found() if one["by"] != "end"]

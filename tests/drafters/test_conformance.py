@@ -32,7 +32,7 @@ CORE = {("prompt lookup", "rejection"), ("tree", "rejection")} | {("noisy twin",
 CORE -= {("noisy twin", "traversal")}  # on chains this is block, verdict by verdict (test_traversal.py)
 SEEN = {"prompt lookup", "noisy twin", "tree", "lookahead"}
 OWN_ARGUMENT = ("greedy twin", "early exit", "jacobi", "cascade", "twin, confidence", "twin, entropy")
-OWN_ARGUMENT += ("one model twice in one tree",)
+OWN_ARGUMENT += ("one model twice in one tree", "block head")
 LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT} | {("prompt lookup", "coupled")}
 
 

@@ -9,6 +9,7 @@ import pytest
 import specjax
 from specjax import drafters
 from specjax.models import modules
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
 from specjax.models.heads.pass_tokens import PassConfig, PassTokens
@@ -18,6 +19,7 @@ VOCAB, HIDDEN = 4, 8
 PROMPTS = [[1, 2, 0, 1, 2, 0, 3], [3], [2, 1, 1, 3]]
 LAYER = dataclasses.replace(tiny_lm(0, vocab_size=VOCAB, hidden_size=HIDDEN).config, num_hidden_layers=1)
 EAGLE = Eagle3HeadConfig(LAYER, (0, 1, 2))
+DFLASH = DFlashHeadConfig(LAYER, (0, 1, 2), block_size=4, mask_token_id=2)
 MEDUSA = MedusaHeadsConfig(HIDDEN, VOCAB, num_heads=2)
 PASS = PassConfig(HIDDEN, 2)
 MADE = {
@@ -25,6 +27,7 @@ MADE = {
     "eagle tree": lambda: drafters.Eagle(
         EAGLE, modules.init(Eagle3Head, EAGLE, 0), np.arange(VOCAB), tree=(2, 2, 1), prefill_chunk=4
     ),
+    "dflash": lambda: drafters.DFlash(DFLASH, modules.init(DFlashHead, DFLASH, 0), np.arange(VOCAB), prefill_chunk=4),
     "medusa": lambda: drafters.Medusa(MEDUSA, modules.init(MedusaHeads, MEDUSA, 0), np.arange(VOCAB)),
     "early exit": lambda: drafters.LayerSkip(exit_layer=1),
     "sublayers": lambda: drafters.LayerSkip(skip_attention=(0,), skip_mlp=(1,)),

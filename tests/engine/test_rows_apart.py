@@ -13,6 +13,7 @@ from specjax.decode.decoder import Decoder
 from specjax.drafters import (
     Adaptive,
     Cascade,
+    DFlash,
     DraftModel,
     Eagle,
     FirstOf,
@@ -26,6 +27,7 @@ from specjax.drafters import (
 from specjax.engine import programs
 from specjax.models import modules
 from specjax.models.cache import by_rows
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.pass_tokens import PassConfig, PassTokens
 from specjax.verify.rejection import Rejection
@@ -40,17 +42,22 @@ HEAD = Eagle(
     Eagle1HeadConfig(TARGET.config), modules.init(Eagle1Head, Eagle1HeadConfig(TARGET.config), 0), None,
     prefill_chunk=100,
 )  # fmt: skip
-SLOW = ("cascade over a draft model", "cascade over a head")
+BLOCK_SHAPE = DFlashHeadConfig(TARGET.config, (1, 2), block_size=6, mask_token_id=3)
+BLOCKS = DFlash(BLOCK_SHAPE, modules.init(DFlashHead, BLOCK_SHAPE, 0), None, prefill_chunk=100)
+SLOW = ("cascade over a draft model", "cascade over a head", "block head", "cascade over a block head")
 DRAFTERS = {
     "tree": TreeModel(TWIN, (2, 1, 1)),
     "cascade over a draft model": Cascade(DraftModel(TARGET), TWIN, 2),
     "cascade over a tree": Cascade(TreeModel(TARGET, (1, 1, 1, 1, 1)), TWIN, 5),
     "cascade over a head": Cascade(HEAD, TWIN, 2),
+    "block head": BLOCKS,
+    "cascade over a block head": Cascade(BLOCKS, TWIN, 2),
 }
 AHEAD = PassConfig(128, 2)
 CHAINS = {
     "draft model": DraftModel(TWIN),
     "head": HEAD,
+    "block head": BLOCKS,
     "early exit": LayerSkip(exit_layer=1),
     "cascade": Cascade(DraftModel(TARGET), TWIN, 2),
     "sink and window": SinkWindow(sink=2, window=62),
@@ -85,7 +92,7 @@ def test_a_row_that_ends_on_its_first_drafted_token_leaves_the_prompts_shared_pa
         assert hit.result(300).tokens == miss.result(300).tokens
         assert hit.result(300).metrics[0].to_dict() == miss.result(300).metrics[0].to_dict()
         assert (hit.cached_tokens, miss.cached_tokens) == (64, 0)
-        pages = np.array(list(engine._loop.pages.published().values()))
+        pages = np.array(list(engine._loop.parts[0].pages.published().values()))
         entries = engine.between_rounds(lambda: programs.read_pages(engine._loop.state, pages)).result()
         assert all(np.array_equal(*leaf) for leaf in jax.tree.leaves(entries))  # leaves [2, kv_heads, PAGE, head_dim]
 

@@ -13,6 +13,7 @@ from specjax.drafters import DraftModel
 from specjax.engine.scoring import score
 from specjax.models import modules
 from specjax.models.configs import from_dict, from_hf
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
 from specjax.models.heads.pass_tokens import PassConfig, PassTokens
@@ -33,6 +34,7 @@ HIDDEN = LM.hidden_size
 LAYER = dataclasses.replace(tiny_lm(0, vocab_size=4, hidden_size=HIDDEN).config, num_hidden_layers=1)
 EAGLE, MEDUSA = Eagle3HeadConfig(LAYER, (0, 1, 2)), MedusaHeadsConfig(HIDDEN, 4, num_heads=2)
 PASS = PassConfig(HIDDEN, 2)
+BLOCKS = DFlashHeadConfig(LAYER, (0, 1, 2), block_size=4, mask_token_id=1)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,10 @@ def test_a_bad_key_has_one_clear_error(changes, message):
         (
             lambda: drafters.Eagle(EAGLE, modules.init(Eagle3Head, EAGLE, 0), np.arange(4)),
             "Eagle is for decoders alone, and this model has an encoder",
+        ),
+        (
+            lambda: drafters.DFlash(BLOCKS, modules.init(DFlashHead, BLOCKS, 0), np.arange(4)),
+            "DFlash is for decoders alone, and this model has an encoder",
         ),
         (
             lambda: drafters.Medusa(MEDUSA, modules.init(MedusaHeads, MEDUSA, 0), np.arange(4)),

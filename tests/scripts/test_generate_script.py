@@ -83,13 +83,13 @@ def test_eight_bits_and_a_mesh(capsys, folder, monkeypatch):
     """The flags reach both models; what they do is tested in test_quantized.py and eight_devices.py."""
     meshes = []  # asked for; there is one device here
     mesh_of = parallel.mesh
-    monkeypatch.setattr(parallel, "mesh", lambda count: meshes.append(count) or mesh_of(1))
+    monkeypatch.setattr(parallel, "mesh", lambda *sizes: meshes.append(sizes) or mesh_of(1))
     args = ("--model", folder, "--prompt", "abcabc", "--drafter", "model", "--draft-model", folder, "--json")
     code, out, err = run(capsys, *args, "--quantize", "int8", "--quantize-draft", "fp8", "--kv-dtype", "int8",
-                         "--devices", "2", "--compare")  # fmt: skip
+                         "--devices", "4", "--data-parallel", "2", "--compare")  # fmt: skip
     assert code == 0, err
     data = json.loads(out)
-    assert meshes == [2] and data["timing"]["identical"]
+    assert meshes == [(4, 2)] and data["timing"]["identical"]
     settings = data["settings"]
     assert (settings["quantize"], settings["kv_dtype"], settings["devices"]) == ("int8", "int8", 1)
     assert settings["drafter"]["quantize_draft"] == "fp8"

@@ -63,6 +63,8 @@ def test_drafters_are_compared_by_task(capsys, tmp_path, bars):
     (["--kind", "eagle3", "--row-tokens", "17"], "--row-tokens is for texts with --passages"),
     (["--kind", "eagle3", "--heads", "2"], "--heads is for --kind medusa, not eagle3"),
     (["--kind", "draft", "--unroll", "2"], "--unroll is for --kind eagle or eagle3, not draft"),
+    (["--kind", "eagle3", "--block-size", "4"], "--block-size is for --kind dflash, not eagle3"),
+    (["--kind", "dflash", "--block-size", "1"], "--block-size must be at least 2, got 1"),
     (["--kind", "medusa", "--start-from", "x", "--heads", "2"], "--heads can't be chosen with --start-from"),
 ])  # fmt: skip
 def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):
@@ -79,21 +81,22 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     common = ["--model", str(path), "--texts", str(tmp_path / "t.npz"), "--dialogues", "8", "--sample-batch", "8"]
     common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--passages", "4", "--row-tokens", "160"]
     shape = {"eagle3": ["--unroll", "2", "--draft-vocab", "64"], "medusa": ["--draft-vocab", "64"]}
-    for kind, steps in (("eagle3", "2"), ("eagle3", "4"), ("medusa", "2"), ("pass", "2"), ("draft", "2")):
+    shape["dflash"] = ["--draft-vocab", "64", "--head-layers", "1"]
+    for kind, steps in zip(("eagle3", "eagle3", "dflash", "medusa", "pass", "draft"), "242222", strict=True):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
         assert train.main(["--kind", kind, "--steps", steps, *common, *where, *shape.get(kind, [])]) == 0
         out = capsys.readouterr().out
         assert '"step": 2,' in out or steps == "4"
         read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
         assert (read in out) == ((kind, steps) != ("eagle3", "2"))
-    for kind in ("eagle3", "medusa", "pass", "draft"):
+    for kind in ("eagle3", "dflash", "medusa", "pass", "draft"):
         on = ["--kind", kind, "--steps", "2", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
         assert json.loads((tmp_path / "curve.json").read_text())["texts"]["size"] == 160
         capsys.readouterr()
     assert train.main(["--kind", "medusa", *on[2:]]) == 2
     assert "is of kind 'model', which --kind medusa can't train on" in capsys.readouterr().err
-    for kind in ("eagle3", "medusa", "pass", "draft"):
+    for kind in ("eagle3", "dflash", "medusa", "pass", "draft"):
         code, out, err = run(
             capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
             str(tmp_path / f"{kind}.safetensors"), "--compare", *(["--tree-nodes", "6"] if kind == "eagle3" else []),

@@ -10,6 +10,7 @@ from specjax.drafters import Adaptive, DraftModel, FixedTree, PromptLookup, Tree
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.topology import from_choices, from_widths
 from specjax.models import modules
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
@@ -29,6 +30,10 @@ HEAD_SHAPE = Eagle3HeadConfig(dataclasses.replace(TARGET.config, vocab_size=3), 
 HEAD = drafters.Eagle(HEAD_SHAPE, modules.init(Eagle3Head, HEAD_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
 EAGLE1_SHAPE = Eagle1HeadConfig(HEAD_SHAPE.layer)
 EAGLE1 = drafters.Eagle(EAGLE1_SHAPE, modules.init(Eagle1Head, EAGLE1_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
+DFLASH_SHAPE = DFlashHeadConfig(
+    dataclasses.replace(HEAD_SHAPE.layer, num_hidden_layers=2, qk_norm=True), (0, 2), block_size=4, mask_token_id=2
+)
+DFLASH = drafters.DFlash(DFLASH_SHAPE, modules.init(DFlashHead, DFLASH_SHAPE, 0), np.array([0, 1, 3]), prefill_chunk=4)
 PASS = drafters.PaSS(PassConfig(8, 2), modules.init(PassTokens, PassConfig(8, 2), 0))
 MEDUSA_SHAPE = MedusaHeadsConfig(8, 4, num_heads=2)
 MEDUSA = drafters.Medusa(MEDUSA_SHAPE, modules.init(MedusaHeads, MEDUSA_SHAPE, 0), np.arange(4))
@@ -76,6 +81,8 @@ DRAFTERS = {
     "head, tree": dataclasses.replace(HEAD, tree=(2, 2, 1)),
     "head, dynamic tree": dataclasses.replace(HEAD, tree=drafters.DynamicTree(breadth=3, nodes=7)),
     "head of the first EAGLE": EAGLE1,
+    "block head": DFLASH,
+    "block head, tree": dataclasses.replace(DFLASH, tree=(2, 2, 1)),
     "look-ahead tokens": PASS,
     "look-ahead tokens, tree": dataclasses.replace(PASS, tree=(2, 2)),
     "medusa": MEDUSA,

@@ -21,6 +21,7 @@ from specjax.drafters import DraftModel, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models import attention, fused_attention, modules, parallel
 from specjax.models import cache as kv
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.models.quantized import map_with_path
 
@@ -29,6 +30,7 @@ LM = testing.tiny_lm(0, **SHAPE)
 TIED = testing.tiny_lm(0, tie_word_embeddings=True, **SHAPE)
 DRAFT = testing.noisy_twin(LM, 0.05)
 HEAD = Eagle3HeadConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
+BLOCKS = DFlashHeadConfig(LM.config, (0, 1, 2), block_size=4, mask_token_id=5)
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8]]
 IDS = np.arange(12, dtype=np.int32).reshape(2, 6)
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3)
@@ -38,6 +40,7 @@ DRAFTERS = {
     "ngram": lambda _: PromptLookup(prompt_lookup_min=1),
     "model": lambda mesh: DraftModel(parallel.replicate(DRAFT, mesh)),
     "eagle": lambda _: drafters.Eagle(HEAD, modules.init(Eagle3Head, HEAD, 3), None),
+    "dflash": lambda _: drafters.DFlash(BLOCKS, modules.init(DFlashHead, BLOCKS, 3), None),
 }
 
 
@@ -129,7 +132,8 @@ def test_a_round_talks_twice_a_layer_and_updates_caches_in_place(name):
     layers = LM.config.num_hidden_layers
     assert testing.collectives(compiled) == {
         "all-reduce": 2 * layers * programs,  # after attention, after the MLP
-        "all-gather": 2 * programs + 2 * (name == "eagle"),  # embeddings, logits; a head's embeddings
+        # embeddings, logits; a head's embeddings: of the block and of each drafted token, or of all of them at once
+        "all-gather": 2 * programs + {"eagle": 2, "dflash": 1}.get(name, 0),
     }
     caches = (state.cache, state.drafter)
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes_here(caches)
@@ -266,6 +270,26 @@ def test_planted_models_are_made_in_parts():
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a.params, b.params)
     out = generate(cut, [[5]], **OPTIONS).tokens[0]
     assert out == [int(x) for x in np.asarray(pi)[[5, *out[:-1]]]]
+
+
+def test_a_planted_head_drafts_beside_a_target_in_parts():
+    config = LlamaConfig(1024, 256, 512, 3, 8, 4, 32, max_position_embeddings=512)
+    rates, mesh = np.array([[0.8], [0.7]]), parallel.mesh(4)
+    target, head, pi = testing.planted_eagle3(config, rates, dtype=jnp.float32)
+    cut, copied, cycle = testing.planted_eagle3(config, rates, dtype=jnp.float32, mesh=mesh)
+    assert_in_parts(cut.params, 4)
+    assert (cycle == pi).all() and all(x.sharding.is_fully_replicated for x in jax.tree.leaves(copied))
+    for a, b in ((cut, target), (copied, head)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a.params, b.params)
+    prompts = np.asarray(head.tokens[: 8 * 4]).reshape(8, 4).tolist()
+    one, out = (
+        generate(lm, prompts, drafter=drafter, num_speculative_tokens=2, max_new_tokens=24)
+        for lm, drafter in ((target, head), (cut, copied))
+    )
+    assert out.tokens == one.tokens and out.metrics == one.metrics
+    assert sum(m.num_accepted_tokens for m in out.metrics) > 0
+    caches = jax.tree.leaves(prepare(cut, prompts, drafter=copied, num_speculative_tokens=2).start().drafter.cache)
+    assert all(x.sharding.is_fully_replicated for x in caches)
 
 
 def test_meshes_that_do_not_suit_are_refused_with_their_numbers():

@@ -16,7 +16,8 @@ from processes_cases import DRAFTERS, ENGINE, LM, OPTIONS, PROMPTS, ROWS, SAMPLE
 import specjax  # noqa: E402
 from specjax.models import parallel  # noqa: E402
 
-MESH = parallel.mesh()
+USUAL = way in ("", "parts")  # nothing goes wrong
+MESH = parallel.mesh(data=2 if way == "parts" else 1)
 CUT = parallel.shard(LM, MESH)
 
 
@@ -63,15 +64,15 @@ def endless(engine):
 
 
 def run():
-    names = list(DRAFTERS) if not way else ["plain"]
-    if not way:
+    names = list(DRAFTERS) if USUAL else ["plain"]
+    if USUAL:
         generated()
     engines = [engine(name) for name in names]
     if rank:
         spoil(engines[0])
         say(by="running", process=os.getpid())
         replica.follow()
-    elif way:
+    elif not USUAL:
         endless(engines[0])
     else:
         for name, one in zip(names, engines, strict=True):

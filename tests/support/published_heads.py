@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from convert import eagle_weights, medusa_weights
+from convert import dflash_weights, eagle_weights, medusa_weights
 from specjax.drafters import Medusa
 from specjax.models import modules
 from specjax.models.heads.medusa_heads import MedusaHeads, MedusaHeadsConfig
@@ -14,15 +14,46 @@ MEDUSA_CONFIG = MedusaHeadsConfig(32, 12, num_heads=3, num_layers=2, own_heads=T
 MEDUSA = Medusa(MEDUSA_CONFIG, modules.init(MedusaHeads, MEDUSA_CONFIG, 0), None)
 
 
-def publish_eagle(folder, drafter, target, change=lambda tensors: None, **config):
-    """Writes an EAGLE head as others would."""
-    c = drafter.config.layer
+def tensors_of(table, params):
+    """The tensors that a table of names makes of a head's weights."""
     tensors = {}
-    for name, part in eagle_weights.table(drafter.config).items():
-        leaf = drafter.params
+    for name, part in table.items():
+        leaf = params
         for key in part.path:
             leaf = leaf[key]
         tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
+    return tensors
+
+
+def sizes_of(layer):
+    """The keys of ``config.json`` that give a layer's shape."""
+    names = (
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps rope_theta"
+    ).split()
+    return {name: getattr(layer, name) for name in names}
+
+
+def publish_dflash(folder, drafter, target, change=lambda tensors: None, **config):
+    """Writes a DFlash head as others would."""
+    c = drafter.config
+    tensors = tensors_of(dflash_weights.table(c), drafter.params)
+    change(tensors)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    own = {"mask_token_id": c.mask_token_id, "target_layer_ids": [after - 1 for after in c.taps]}
+    hf = sizes_of(c.layer) | {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "hidden_act": "silu"}
+    hf |= {"vocab_size": target.config.vocab_size, "layer_types": ["full_attention"] * c.layer.num_hidden_layers}
+    hf |= {"num_target_layers": target.config.num_hidden_layers, "block_size": c.block_size, "dflash_config": own}
+    hf |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 5, "attention_bias": False}
+    (folder / "config.json").write_text(json.dumps(hf | config))
+    return folder
+
+
+def publish_eagle(folder, drafter, target, change=lambda tensors: None, **config):
+    """Writes an EAGLE head as others would."""
+    c = drafter.config.layer
+    tensors = tensors_of(eagle_weights.table(drafter.config), drafter.params)
     first = drafter.tokens is None
     if not first:
         tokens = np.asarray(drafter.tokens)
@@ -31,11 +62,7 @@ def publish_eagle(folder, drafter, target, change=lambda tensors: None, **config
     change(tensors)
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    names = (
-        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings rms_norm_eps rope_theta"
-    ).split()
-    hf = {name: getattr(c, name) for name in names} | {"model_type": "llama"}
+    hf = sizes_of(c) | {"model_type": "llama"}
     hf |= {"vocab_size": target.config.vocab_size, "architectures": ["LlamaForCausalLMEagle3"]}
     if not first:
         hf |= {"draft_vocab_size": len(tokens)}
@@ -47,12 +74,7 @@ def publish_eagle(folder, drafter, target, change=lambda tensors: None, **config
 
 def publish_medusa(folder, change=lambda tensors: None, **config):
     """Writes Medusa's heads as others would."""
-    tensors = {}
-    for name, part in medusa_weights.table(MEDUSA_CONFIG).items():
-        leaf = MEDUSA.params
-        for key in part.path:
-            leaf = leaf[key]
-        tensors[name] = np.ascontiguousarray(part.of(np.asarray(leaf)).reshape(part.shape))
+    tensors = tensors_of(medusa_weights.table(MEDUSA_CONFIG), MEDUSA.params)
     change(tensors)
     folder.mkdir()
     save_file(tensors, folder / "medusa_lm_head.safetensors")

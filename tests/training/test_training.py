@@ -9,9 +9,10 @@ import pytest
 
 import specjax
 from specjax.decode import round as rounds
-from specjax.drafters import DraftModel, Eagle, LayerSkip, Medusa, PaSS
+from specjax.drafters import DFlash, DraftModel, Eagle, LayerSkip, Medusa, PaSS
 from specjax.generation.generate import prepare
 from specjax.models import llama, modules
+from specjax.models.heads.dflash_head import DFlashHeadConfig
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
@@ -20,6 +21,7 @@ from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
 from specjax.training.sublayers import weighted
 from specjax.training.texts import Texts, dialogues, over_passages
+from specjax.training.train_dflash import DFlashObjective
 from specjax.training.train_draft import DraftObjective
 from specjax.training.train_eagle import EagleObjective
 from specjax.training.train_early_exit import EarlyExitObjective
@@ -30,6 +32,7 @@ TARGET = tiny_lm(2, vocab_size=24, std=0.5, num_hidden_layers=3)
 CONFIG = Eagle3HeadConfig(dataclasses.replace(TARGET.config, num_hidden_layers=1), (1, 2))
 HEAD = EagleObjective(jnp.arange(24), TARGET.head_table(), CONFIG, steps=2)
 HEAD1 = EagleObjective(jnp.arange(24), TARGET.head_table(), Eagle1HeadConfig(CONFIG.layer), steps=2)
+BLOCKS = DFlashObjective(jnp.arange(24), TARGET.head_table(), DFlashHeadConfig(CONFIG.layer, (1, 2), 3, 0))
 PASS = PaSSObjective.of(TARGET, num_tokens=2, places=6)
 HEADS = MedusaObjective(jnp.arange(24), TARGET.head_table(), MedusaHeadsConfig(32, 24, num_heads=2))
 EARLY = EarlyExitObjective.of(TARGET, (1,), dropout=0.3)
@@ -64,6 +67,7 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
 OBJECTIVES = {
     "eagle3": HEAD,
     "eagle": HEAD1,
+    "dflash": BLOCKS,
     "medusa": HEADS,
     "pass": ANY_PASS,
     "draft": DraftObjective.from_layers(TARGET, (0, 2)),
@@ -81,6 +85,8 @@ def test_training_raises_acceptance_in_use(objective):
         target = teacher
         if isinstance(objective, EagleObjective):
             drafter = Eagle(objective.config, {**params, "lm_head": HEAD.lm_head}, HEAD.tokens)
+        elif objective is BLOCKS:
+            drafter = DFlash(BLOCKS.config, {**params, "lm_head": HEAD.lm_head}, BLOCKS.tokens)
         elif objective is ANY_PASS:
             drafter = PaSS(objective.config, params)
         elif objective is HEADS:

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.generation import requests
-from specjax.measure.benchmark import eagle
+from specjax.measure.benchmark import dflash, eagle
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.drafting import Drafting, by_model
 from specjax.models import parallel, quantized
 from specjax.models.config import PRESETS, LlamaConfig
 from specjax.models.lm import LM
-from specjax.testing import planted_eagle3, planted_pair
+from specjax.testing import planted_dflash, planted_eagle3, planted_pair
 
 # The shapes by name. "tiny" and "small" are no published models: with them a command can be tried on any machine.
 SHAPES = {
@@ -31,6 +31,11 @@ def stored_as(other: LM, lm: LM) -> LM:
     """``lm`` with its weights and its cache stored as those of ``other``: in eight bits, if those of ``other`` are."""
     kind = quantized.kind_of(other.params)
     return dataclasses.replace(lm.quantize(kind) if kind else lm, kv_dtype=other.kv_dtype)
+
+
+def _stored(lm: LM, quantize: str | None, kv_dtype: str | None) -> LM:
+    """``lm`` with its weights and its cache stored as asked for."""
+    return dataclasses.replace(lm.quantize(quantize) if quantize else lm, kv_dtype=kv_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Case:
         speed: dict[str, float],
         quantize: str | None = None,
         kv_dtype: str | None = None,
+        devices: int = 1,
         **request,
     ) -> "Case":
         """A case whose drafter is an EAGLE-3 head of a published head's shape.
@@ -121,17 +127,43 @@ class Case:
           ways: of ``eagle.WAYS``.
           tree: the breadth of a dynamic tree, and the number of nodes of a tree.
           dtype, quantize, kv_dtype: as in :func:`specjax.load`, for the target; dtype for the head too.
-          speed, **request: the fields of the same names.
+          speed, devices, **request: the fields of the same names.
 
         Raises:
-          ValueError: a rate is out of range, or the target is too small for so many depths.
+          ValueError: a rate is out of range, there are too few devices, or the target is too small for so many depths.
         """
         table, seed = eagle.acceptance_table(acceptance, depths), request.get("seed", 0)
-        lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype))
-        lm = dataclasses.replace(lm.quantize(quantize) if quantize else lm, kv_dtype=kv_dtype)
+        mesh = None if devices == 1 else parallel.mesh(devices)
+        lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype), mesh=mesh)
+        lm = _stored(lm, quantize, kv_dtype)
         head = dataclasses.replace(head, prefill_chunk=64)  # a sweep catches up by a few tokens before each run
         heads, tokens = eagle.by_head(head, table, ways, *tree), np.asarray(head.tokens)
         alpha = float(table[0, 0])
+        fixed: dict[str, Any] = dict(speed=speed, devices=devices, heads=heads, prompt_tokens=tokens)
+        return cls(lm, None, successor, alpha, **fixed, **request)
+
+    @classmethod
+    def planted_block_head(
+        cls,
+        target: str,
+        acceptance: Sequence[str],
+        depths: int,
+        dtype: str,
+        speed: dict[str, float],
+        quantize: str | None = None,
+        kv_dtype: str | None = None,
+        **request,
+    ) -> "Case":
+        """A case whose drafter is a DFlash head of a published head's shape. Arguments as in :meth:`planted_head`.
+
+        Raises:
+          ValueError: a rate is out of range, or the target or the head's block is too small for so many tokens.
+        """
+        table, seed = eagle.acceptance_table(acceptance, depths), request.get("seed", 0)
+        lm, head, successor = planted_dflash(SHAPES[target], table, seed, jnp.dtype(dtype))
+        tokens = np.delete(np.arange(lm.vocab_size), head.config.mask_token_id)
+        heads = dflash.by_head(dataclasses.replace(head, prefill_chunk=64), table)  # as for the EAGLE-3 head
+        lm, alpha = _stored(lm, quantize, kv_dtype), float(table[0, 0])
         return cls(lm, None, successor, alpha, speed=speed, heads=heads, prompt_tokens=tokens, **request)
 
     @property

@@ -12,11 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from specjax.models import llama, modules, rope
 from specjax.models.attention import Block
+from specjax.models.axes import of_rows
 from specjax.models.cache import KVCache, alloc
 from specjax.models.config import LlamaConfig
+from specjax.models.heads.taps import check_taps
 from specjax.models.product import product
 from specjax.models.stack import positions_of
 
@@ -38,12 +41,7 @@ class Eagle3HeadConfig(modules.Config):
     taps: tuple[int, ...]
 
     def __post_init__(self):
-        numbers = isinstance(self.taps, tuple) and all(type(after) is int and after >= 0 for after in self.taps)
-        if not numbers or not self.taps or list(self.taps) != sorted(set(self.taps)):
-            raise ValueError(
-                "the taps of an EAGLE-3 head must be a tuple of numbers of layers, at least one, rising and each once, "
-                f"such as (2, 15, 27), got {self.taps!r}"
-            )
+        check_taps("an EAGLE-3 head", self.taps)
 
     @property
     def module(self) -> type:
@@ -112,6 +110,10 @@ class Eagle3Head(nnx.Module):
         return product(self.norm(hidden), self.lm_head[...], jnp.float32)
 
 
-def alloc_cache(config: Any, batch: int, capacity: int, dtype) -> KVCache:
-    """An empty cache for the one layer of an EAGLE head, for ``batch`` rows of up to ``capacity`` entries."""
-    return alloc(dataclasses.replace(config.layer, num_hidden_layers=1), batch, capacity, dtype)
+def alloc_cache(config: Any, batch: int, capacity: int, dtype, mesh: Mesh | None = None) -> KVCache:
+    """An empty cache for the one layer of an EAGLE head, for ``batch`` rows of up to ``capacity`` entries.
+
+    Every device of the target's mesh holds all heads of its rows.
+    """
+    layer = dataclasses.replace(config.layer, num_hidden_layers=1)
+    return alloc(layer, batch, capacity, dtype, None if mesh is None else of_rows(mesh))
