@@ -22,7 +22,7 @@ from specjax.measure.benchmark import eagle, early_exit, held, latency, parts, p
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
-from specjax.models import parallel
+from specjax.models import attention, parallel
 from specjax.models.quantized import KINDS
 from specjax.testing.planted_dflash import BLOCK
 
@@ -236,6 +236,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"read {speed['read'] / 1e9:.0f} GB/s, copy {speed['copy'] / 1e9:.0f} GB/s")
     case = _case(args, speed)
     about = {"device": device.device_kind, "jax": jax.__version__, "arguments": vars(args), "bandwidth": speed}
+    about["attention"] = attention.usual_implementation()
     table = Table(about, args.json)
     settings = tuple(parts.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()
     runs = rounds.rounds(case, table, settings)

@@ -17,7 +17,7 @@ def prepare(lm: LM, prompts: str | Sequence, **options) -> Job:
     Args:
       lm: the target model.
       prompts: a string, a conversation (a list of {"role", "content"} messages), or a list of strings, conversations
-        or token-id lists. NumPy and JAX arrays count as lists.
+        or token-id lists. NumPy and JAX arrays count as lists. A model with an encoder takes them as sources.
       **options: fields of :class:`specjax.Options`.
 
     Returns:

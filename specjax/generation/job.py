@@ -26,7 +26,7 @@ class Job:
 
     # The target, drafter, verifier and K.
     decoder: Decoder
-    # The token ids of each prompt.
+    # The token ids of each prompt: with an encoder those of the source, then the first token of the decoder.
     prompts: list[list[int]]
     # The request of each row.
     request: Request

@@ -24,7 +24,7 @@ class Result:
     metrics: list[Metrics]
     # The natural logarithm of each new token's probability under the model's raw logits. None unless asked for.
     logprobs: list[list[float]] | None
-    # The token ids of each prompt.
+    # The token ids of each prompt: with an encoder those of the source, then the first token of the decoder.
     prompt_tokens: list[list[int]]
     # The tokens that end a row, the same for all prompts.
     stop_token_ids: list[int]

@@ -1,16 +1,19 @@
 """A block's attention to the cache, in five steps: rotation, cache write, scores, softmax, mixture.
 
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
-layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps
-(:mod:`specjax.models.fused_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
-The variable is read when a program is traced.
+layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps: that of
+:mod:`specjax.models.hopper_attention` on a Hopper card, else that of :mod:`specjax.models.fused_attention`
+(:func:`implementation`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA. The variable is
+read when a program is traced. The logger of this module says which attention programs get.
 """
 
+import importlib
+import logging
 import os
 import re
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.decode.arrays import span
 from specjax.models import axes, rope, tuning
 from specjax.models import cache as kv
-from specjax.models.cache import Buffer
+from specjax.models.cache import PAGE, Buffer
 from specjax.models.quantized import Quantized
 
 
@@ -88,13 +91,16 @@ def attend(
 def _by_kernel(
     platform: str, qkv: jax.Array, block: Block, keys: Buffer, values: Buffer
 ) -> tuple[jax.Array, Buffer, Buffer]:
-    """:func:`attend` by the hand-written kernel, if the program runs on ``platform``."""
-    from specjax.models import fused_attention  # can't be imported where JAX has no Triton
+    """:func:`attend` by the hand-written kernel that serves the block, if the program runs on ``platform``."""
+    _, size, _, width, dim = qkv.shape
+    name = implementation(platform, size, width - 2, dim, keys.shape[2], block.table is not None)
+    if name == "xla":
+        return by_xla(qkv, block, keys, values)
 
     def plainly(qkv, angles, mask, keys, values, starts, table):
         return by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
 
-    kernel = jax.custom_jvp(partial(fused_attention.attend, interpret=platform == "cpu"))
+    kernel = jax.custom_jvp(partial(_module(name).attend, **({"interpret": True} if platform == "cpu" else {})))
     # The kernel computes the same as plainly(), so its derivative is that of plainly().
     kernel.defjvp(lambda args, tangents: (kernel(*args), jax.jvp(plainly, args, tangents)[1]))
     args = qkv, block.angles, block.mask, keys, values, block.starts, block.table
@@ -133,15 +139,68 @@ def kernels() -> str | None:
     """
     if os.environ.get("SPECJAX_FUSED_ATTENTION", "1") == "0" or jax.default_backend() != "gpu":
         return None
+    return "cuda" if _capability() >= 8.0 else None  # older cards have no bfloat16 products
+
+
+def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
+    """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
+
+    Args:
+      platform: what :func:`kernels` gives. Pallas can't interpret the Hopper kernel, so a CPU gets "triton".
+      block: tokens of the block.
+      group: queries of a kv head.
+      dim: of a head.
+      capacity: slots of a row; of a paged cache, any number.
+      paged: whether the cache is paged.
+    """
+    if platform is None:
+        return "xla"
+    # The copy engine moves eight tokens of a query, and groups of eight slots.
+    fits = block <= 8 and group <= 8 and dim in (64, 128) and (paged or capacity % 8 == 0)
+    hopper = platform == "cuda" and 9.0 <= _capability() < 10.0
+    known = [name for name, usable in (("mosaic", hopper and fits), ("triton", True)) if usable and _module(name)]
+    name = [*known, "xla"][0]
+    _log(name)
+    return name
+
+
+def usual_implementation() -> str:
+    """:func:`implementation` of a token on a paged cache with heads of 64 or 128."""
+    return implementation(kernels(), 1, 1, 64, PAGE, True)
+
+
+_MODULES = {"mosaic": "hopper_attention", "triton": "fused_attention"}
+
+
+@cache
+def _module(name: str) -> Any:
+    """The module of a kernel. None: JAX has not, or no longer, what the kernel is written in."""
+    if name == "mosaic" and jax.__version_info__ < (0, 11):
+        return None  # Mosaic then takes no buffers that a kernel changes in place
+    try:
+        return importlib.import_module(f"specjax.models.{_MODULES[name]}")
+    except (ImportError, AttributeError):  # JAX promises neither Triton nor the names of Mosaic
+        return None
+
+
+@cache
+def _log(name: str) -> None:
+    logger = logging.getLogger(__name__)
+    if name == "xla":
+        logger.warning(
+            "attention to few tokens runs by XLA, several times slower than a kernel: jax %s has no "
+            "jax.experimental.pallas.triton, and the Hopper kernel does not serve these shapes or this card",
+            jax.__version__,
+        )
+    else:
+        logger.info("attention to few tokens runs by the %s kernel", name)
+
+
+def _capability() -> float:
+    """The compute capability of the first device. 0: the device is no NVIDIA GPU."""
     # A device that a program is only compiled for has no such attribute.
     capability = getattr(jax.devices()[0], "compute_capability", "9.0")
-    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8.0:  # of AMD, or too old for bfloat16 products
-        return None
-    try:
-        from jax.experimental.pallas import triton  # noqa: F401
-    except ImportError:  # JAX has deprecated this module and may drop it
-        return None
-    return "cuda"
+    return float(capability) if re.fullmatch(r"\d+\.\d+", capability) else 0.0
 
 
 def by_xla(

@@ -12,6 +12,8 @@ MOST_KERNEL_QUERIES = 32
 # The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
 # card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
+# Up to so many rows times kv heads, the Hopper kernel cuts a short cache too. Eight rows of eight heads lose by cuts.
+FEW_KERNEL_PROGRAMS = 32
 # The hidden size from which a GPU runs two tokens as fast as one (docs/performance.md). Sizes from 2048 to 4096 gain,
 # sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048

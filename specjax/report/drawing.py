@@ -1,4 +1,4 @@
-"""A chart: its description, and how it is saved. Each chart is drawn once, and saved as SVG for the page or as PNG.
+"""A chart: its description, and how it is saved: as SVG for the page, or as a file, SVG or PNG.
 
 In the SVG the colours are CSS variables of the page.
 """
@@ -67,6 +67,11 @@ def svg(chart: Chart) -> str:
         f'<title id="{chart.name}-title">{chart.title}</title><desc id="{chart.name}-text">{chart.text}</desc>'
     )
     return head + body[body.index(">") + 1 :]
+
+
+def svg_file(chart: Chart, path) -> None:
+    """Writes the chart as an SVG file, on white."""
+    _save(chart, path, format="svg", facecolor=COLOURS["back"], metadata={"Title": chart.title, "Date": None})
 
 
 def png(chart: Chart, path) -> None:

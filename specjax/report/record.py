@@ -19,6 +19,7 @@ from specjax.generation.metrics import Metrics
 from specjax.generation.prompts import listed
 from specjax.generation.result import Result
 from specjax.generation.trace import text_of
+from specjax.models import attention
 from specjax.text.text_stream import TextStream
 
 FORMAT, VERSION = "specjax-run", 1  # the version rises when a key is removed or changes its meaning
@@ -55,6 +56,7 @@ ENVIRONMENT = {
     "platform": str,  # cpu, gpu, ...
     "cpu": str,
     "cpu_count": int,
+    "attention": (str, OPTIONAL),  # what serves the few tokens of decoding: mosaic, triton or xla; null: not recorded
     "jax": str,
     "specjax": str,
     "python": str,
@@ -192,6 +194,7 @@ def environment() -> dict[str, Any]:
         "platform": device.platform,
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count() or 1,
+        "attention": attention.usual_implementation(),
         "jax": jax.__version__,
         "specjax": specjax.__version__,
         "python": platform.python_version(),

@@ -22,6 +22,7 @@ from specjax.testing.laws import chi_square, count_sequences, joint_law, run_tig
 from specjax.testing.planted import partly_right, planted_exit, planted_lm, planted_pair
 from specjax.testing.planted_dflash import planted_dflash
 from specjax.testing.planted_eagle import planted_eagle3
+from specjax.testing.planted_text import planted_writer, planted_writers
 from specjax.testing.tiny_models import noisy_twin, random_params, table_lm, tiny_lm
 from specjax.testing.traces import collectives, count_traces, h100_devices
 from specjax.testing.trial import SETTINGS, Trial
@@ -56,6 +57,8 @@ __all__ = [
     "planted_exit",
     "planted_lm",
     "planted_pair",
+    "planted_writer",
+    "planted_writers",
     "random_params",
     "run_tightly",
     "sample_sequences",

@@ -42,6 +42,7 @@ def planted_eagle3(
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
     peak: float = 40.0,
+    tokens: np.ndarray | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[LM, Eagle, np.ndarray]:
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
@@ -58,6 +59,7 @@ def planted_eagle3(
       seed: the seed of the weights, of the cycle and of the guesses.
       dtype: the dtype of the weights of both.
       peak: the logit of the target's successor and of the head's best guess.
+      tokens: i64[D], the tokens that the head can draft, in rising order. None: random ones.
       mesh: the devices that share the target; each of them has the whole head. None: the default device.
 
     Returns:
@@ -68,8 +70,9 @@ def planted_eagle3(
     """
     table = table_of(acceptance)
     rng = np.random.default_rng(seed)
-    vocab, draftable = config.vocab_size, min(32000, config.vocab_size // 4)
-    tokens = np.sort(rng.choice(vocab, draftable, replace=False))
+    vocab = config.vocab_size
+    tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False)) if tokens is None else tokens
+    draftable = len(tokens)
     following = cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``
     others, pi = np.setdiff1d(np.arange(vocab), tokens), np.empty(vocab, np.int64)
     pi[tokens], pi[others] = tokens[following], others[cycle(len(others), rng)]
@@ -97,6 +100,11 @@ def table_of(acceptance: Any) -> np.ndarray:
     if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all() or (table.sum(1) > 1 + 1e-9).any():
         raise ValueError(f"acceptance must be a table [K, M] of chances, rows of sum at most 1, got {acceptance!r}")
     return table
+
+
+def draftable_tokens(config: LlamaConfig) -> int:
+    """How many tokens a planted head drafts: a quarter of the tokens and at most 32000, as published heads do."""
+    return min(32000, config.vocab_size // 4)
 
 
 def cycle(size: int, rng: np.random.Generator) -> np.ndarray:

@@ -5,6 +5,7 @@ A run that is resumed from a checkpoint gives the same weights, bit for bit, as 
 
 import dataclasses
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,8 @@ from specjax.models.model import check_no_encoder
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.report.progress import bar
 from specjax.training.texts import Texts
+
+CURVE = "curve.json"  # beside the checkpoints
 
 Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to report
 
@@ -155,7 +158,7 @@ def train(
     folder: str | Path | None = None,
     every: int = 500,
     seconds: float = float("inf"),
-    progress: Callable[[dict], None] = lambda line: None,
+    progress: Callable[[list[dict]], None] = lambda curve: None,
 ) -> tuple[dict, list[dict]]:
     """Runs a recipe. If ``folder`` holds checkpoints, the run starts from the newest one.
 
@@ -165,22 +168,22 @@ def train(
       texts: the training texts, in a new order each epoch.
       held_out: the texts for measurements, in one batch.
       recipe: the settings of the run.
-      folder: where checkpoints are written: one every ``every`` steps and one at the end. None: no checkpoints.
+      folder: where checkpoints and the curve are written: every ``every`` steps and at the end. None: nowhere.
       every: steps between measurements.
       seconds: how long the run may go on. The time is looked at every 10 steps.
-      progress: is called with each measurement.
+      progress: is called after each measurement, with the curve so far.
 
     Returns:
-      The weights, and the curve: one dict for each measurement.
+      The weights, and the curve: one dict for each measurement of the whole run, those before a break included.
 
     Raises:
-      ValueError: the target has an encoder, or the folder holds checkpoints of another objective, recipe or texts. The
-        recipe's ``steps`` may differ.
+      ValueError: the target has an encoder, or the folder is of another run, but for the recipe's ``steps``.
     """
     check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
-    curve, began, step, out_of_time = [], time.perf_counter(), int(state.step), False
+    step, curve, out_of_time = int(state.step), _curve(folder, int(state.step)), False
+    began, before = time.perf_counter(), curve[-1]["seconds"] if curve else 0.0
     line = bar(desc="training", total=recipe.steps, initial=step, unit="step")
     while step < recipe.steps and not out_of_time:
         state, seen = train_step(objective, target, state, *batch_of(texts, recipe, step), recipe=recipe)
@@ -189,9 +192,9 @@ def train(
         out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
             figures = _figures("held_out", judge(objective, target, state.params, *test)) | _figures("train", seen)
-            curve.append({"step": step, "seconds": round(time.perf_counter() - began, 1), **figures})
-            progress(curve[-1])
-            _save(manager, state)
+            curve.append({"step": step, "seconds": round(before + time.perf_counter() - began, 1), **figures})
+            progress(curve)
+            _save(manager, state, curve)
     line.close()
     if manager is not None:
         manager.close()
@@ -243,12 +246,23 @@ def _manager(folder: str | Path):
     return ocp.CheckpointManager(Path(folder).absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
 
-def _save(manager, state: TrainState) -> None:
-    """Writes a checkpoint. Does nothing without a manager."""
+def _curve(folder: str | Path | None, step: int) -> list[dict]:
+    """The curve of a folder up to a step. Later measurements belong to steps whose weights were not written."""
+    file = None if folder is None else Path(folder) / CURVE
+    if file is None or not file.is_file():
+        return []
+    return [line for line in json.loads(file.read_text("utf-8")) if line["step"] <= step]
+
+
+def _save(manager, state: TrainState, curve: list[dict]) -> None:
+    """Writes the curve and a checkpoint. Does nothing without a manager."""
     if manager is None:
         return
     import orbax.checkpoint as ocp
 
+    file = Path(manager.directory) / CURVE
+    file.with_suffix(".new").write_text(json.dumps(curve), "utf-8")
+    file.with_suffix(".new").replace(file)  # whole or not at all, for a process that is killed here
     manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()))
     manager.wait_until_finished()  # the next step overwrites the state's buffers
 

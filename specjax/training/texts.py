@@ -5,16 +5,22 @@ prompts go on with the first words of a question (``OPENINGS``), because a small
 questions again and again.
 """
 
+import contextlib
 import dataclasses
+import json
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from specjax.generation.generate import generate
+from specjax.engine.engine import Engine
 from specjax.models.lm import LM
-from specjax.report.progress import bar
+from specjax.offline import files
+from specjax.offline.rows import Row
 
 OPENINGS = (
     "", "", "", "", "", "", "", "",
@@ -125,36 +131,123 @@ def dialogues(
     prompts: Sequence[str] = (),
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     seconds: float = float("inf"),
-    progress: Callable[[str], None] = lambda line: None,
+    folder: Path | None = None,
 ) -> Texts:
-    """Samples at least ``count`` dialogues of one question and one answer, in whole batches.
+    """Samples dialogues of one question and one answer, through an engine.
+
+    A dialogue depends on its number and on the arguments alone, so a call that goes on after a stop gives the same
+    texts.
 
     Args:
       lm: the target. Its tokenizer has a chat template.
       count: how many dialogues.
       size: the most tokens of a dialogue, the template included.
       question: the most tokens of a question. None: a quarter of ``size``.
-      batch: how many dialogues are sampled at a time.
+      batch: how many dialogues the engine writes at the same time.
       seed: the seed of the first dialogue. Each dialogue has its own.
       prompts: given questions. They are answered before the target invents any.
       temperatures: the temperatures of the answers, used in turn. Questions are invented at temperature 1.
-      seconds: after this time no further batch begins.
-      progress: is called with a line of text after each batch.
+      seconds: after this time the dialogues that are done are all.
+      folder: where finished dialogues are kept: the same call goes on after a stop. None: they are kept nowhere.
 
     Raises:
-      ValueError: the model has no tokenizer or no chat template, or a dialogue does not fit the model's context.
+      ValueError: the model has no tokenizer or no chat template, a dialogue does not fit the model's context, or the
+        folder holds dialogues of other arguments.
     """
     question = size // 4 if question is None else question
     _check_size(lm, size, question)
-    parts, made, began = [], 0, time.perf_counter()
-    line = bar(desc="sampling", total=count, unit="dialogue")
-    while made < count and (not made or time.perf_counter() - began < seconds):
-        parts.append(_sampled(lm, range(made, made + batch), size, question, seed, prompts, temperatures))
-        made += batch
-        line.update(min(made, count) - line.n)
-        progress(f"{made} dialogues, {sum(p.own_tokens for p in parts)} tokens")
-    line.close()
-    return Texts.joined(parts)
+    with contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
+        where = base / f"{size}-{question}"
+        said, begun = where / "said.jsonl", _begun(where, lm, count, question, seed, prompts, temperatures)
+        engine = stack.enter_context(Engine(lm, "none", slots=batch, capacity=size, max_waiting=4 * batch))
+        until = time.monotonic() + seconds
+        files.fill(partial(_said, engine, len(prompts), size, question, until), begun, said, seed=seed)
+        rows = sorted(map(json.loads, said.read_text("utf-8").splitlines()), key=lambda row: row["id"])
+    return Texts.of([row["tokens"] for row in rows], [row["start"] for row in rows], size, lm.config.vocab_size)
+
+
+def _begun(
+    folder: Path,
+    lm: LM,
+    count: int,
+    question: int,
+    seed: int,
+    prompts: Sequence[str],
+    temperatures: Sequence[float],
+) -> Path:
+    """Writes the file of rows, each a question or how it begins. The arguments are those of :func:`dialogues`.
+
+    Raises:
+      ValueError: the folder holds the rows of other arguments.
+    """
+    before, _ = _template(lm)
+    texts = [_plain(lm, prompt)[:question] for prompt in prompts[:count]]
+    openings = [_plain(lm, opening) for opening in OPENINGS]
+    texts += [openings[i % len(openings)] for i in range(len(texts), count)]
+    rows = [
+        {"id": i, "prompt": before + text, "temperature": temperatures[i % len(temperatures)], "seed": seed + i}
+        for i, text in enumerate(texts)
+    ]
+    path, text = folder / "begun.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+    if path.is_file() and path.read_text("utf-8") != text:
+        raise ValueError(
+            f"{folder} holds dialogues that were begun with other settings (number, seed, questions or temperatures); "
+            "remove it, or give the settings of then"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def _said(
+    engine: Engine, given: int, size: int, question: int, until: float, rows: Iterator[Row]
+) -> Iterator[dict[str, Any]]:
+    """The dialogues of some rows, as they end.
+
+    Args:
+      engine: the engine of the target.
+      given: rows with ids below this number have whole questions.
+      size, question: as in :func:`dialogues`.
+      until: when to end, by ``time.monotonic``.
+      rows: rows of the file of :func:`_begun`.
+    """
+    before, after = _template(engine.lm)
+    stops = set(engine.lm.config.eos_token_ids)
+    begun: dict[int, dict[str, Any]] = {row.id: row.request for row in rows}  # type: ignore[misc]
+    inventing = [name for name in begun if name >= given]
+    asked: list[tuple[int, list[int]]] = []
+
+    def questions() -> Iterator[tuple[int, list[int]]]:
+        """The ids of the rows and their whole questions, as these are ready."""
+        yield from ((name, row["prompt"]) for name, row in begun.items() if name < given)
+        longest = len(before) + question
+        openings = (
+            {**begun[name], "temperature": 1.0, "max_new_tokens": max(1, longest - len(begun[name]["prompt"]))}
+            for name in inventing
+        )
+        for index, tokens in _tokens(engine, openings):
+            yield inventing[index], begun[inventing[index]]["prompt"] + [t for t in tokens if t not in stops]
+
+    def requests() -> Iterator[dict[str, Any]]:
+        for name, text in questions():
+            asked.append((name, text + after))
+            yield {**begun[name], "prompt": text + after, "max_new_tokens": size - len(text + after)}
+
+    for index, tokens in _tokens(engine, requests()):
+        name, text = asked[index]
+        # The target said the invented questions, but not the given ones.
+        yield {"id": name, "start": len(text) if name < given else len(before), "tokens": text + tokens}
+        if time.monotonic() > until:
+            return
+
+
+def _tokens(engine: Engine, requests: Iterator[dict[str, Any]]) -> Iterator[tuple[int, list[int]]]:
+    """The index and the new tokens of each request, as requests end. Raises the error of a request that fails."""
+    for index, outcome in engine.generate(requests):
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield index, outcome.tokens[0]
 
 
 def _check_size(lm: LM, size: int, question: int) -> None:
@@ -165,43 +258,6 @@ def _check_size(lm: LM, size: int, question: int) -> None:
             f"a dialogue of {size} tokens must fit the model's context of {lm.config.max_position_embeddings} and hold "
             f"its chat template ({len(before) + len(after)} tokens), a question of {question} and an answer"
         )
-
-
-def _sampled(
-    lm: LM, rows: range, size: int, question: int, seed: int, prompts: Sequence[str], temperatures: Sequence[float]
-) -> Texts:
-    """One batch of dialogues, those with the numbers ``rows``. The other arguments are those of :func:`dialogues`."""
-    before, after = _template(lm)
-    seeds = [seed + i for i in rows]
-    given = [before + _plain(lm, prompts[i])[:question] for i in rows if i < len(prompts)]
-    openings = [before + _plain(lm, OPENINGS[i % len(OPENINGS)]) for i in rows][len(given) :]
-    invented = _invented(lm, openings, len(before) + question, seeds)
-    asked = [ids + after for ids in given + invented]
-    answers = generate(
-        lm, asked, temperature=[temperatures[i % len(temperatures)] for i in rows],
-        max_new_tokens=[max(0, size - len(ids)) for ids in asked], seed=seeds,
-    ).tokens  # fmt: skip
-    texts = [ids + new for ids, new in zip(asked, answers, strict=True)]
-    # The target said the invented questions, but not the given ones.
-    starts = [len(ids) for ids in asked[: len(given)]] + [len(before)] * len(invented)
-    return Texts.of(texts, starts, size, lm.config.vocab_size)
-
-
-def _invented(lm: LM, openings: list[list[int]], room: int, seeds: list[int]) -> list[list[int]]:
-    """Openings with the rest of a question, up to ``room`` tokens each, without stop tokens.
-
-    There are as many seeds as dialogues in a batch, and at most as many openings. The batch is filled up with copies of
-    the first opening, so that all batches run the same program.
-    """
-    if not openings:
-        return []
-    filler = len(seeds) - len(openings)
-    limits = [max(1, room - len(ids)) for ids in openings] + [1] * filler
-    said = generate(
-        lm, openings + openings[:1] * filler, temperature=1.0, seed=seeds, max_new_tokens=limits
-    ).tokens  # fmt: skip
-    stops = set(lm.config.eos_token_ids)
-    return [ids + [t for t in new if t not in stops] for ids, new in zip(openings, said, strict=False)]
 
 
 # Tasks for a passage alone, and tasks for a passage with a question.

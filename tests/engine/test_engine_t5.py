@@ -20,7 +20,7 @@ FIXED = dict(drafter=DRAFTER, num_speculative_tokens=3)
 
 def alone(source, seed, **changes):
     options = {**FIXED, **OPTIONS, **changes}
-    return specjax.generate(LM, [source], seed=seed, block_width=4, capacity=256, **options).tokens[0]
+    return specjax.generate(LM, [source], seed=seed, block_width=4, capacity=256, **options)
 
 
 def test_every_request_has_the_text_that_it_has_alone(monkeypatch):
@@ -30,7 +30,7 @@ def test_every_request_has_the_text_that_it_has_alone(monkeypatch):
         handles = [engine.submit(source, seed=seed, **OPTIONS) for seed, source in enumerate(SOURCES * 2)]
         got = [handle.result(600).tokens[0] for handle in handles]
         assert engine.stats().cached_tokens == 0
-    assert got == [alone(source, seed) for seed, source in enumerate(SOURCES * 2)]
+    assert got == [alone(source, seed).tokens[0] for seed, source in enumerate(SOURCES * 2)]
 
 
 def test_requests_that_are_swapped_out_keep_their_sources():
@@ -39,16 +39,19 @@ def test_requests_that_are_swapped_out_keep_their_sources():
         handles = [engine.submit(source, seed=seed, **options) for seed, source in enumerate(SOURCES[2:])]
         got = [handle.result(600).tokens[0] for handle in handles]
         assert engine.stats().swaps > 0
-    assert got == [alone(source, seed, max_new_tokens=170) for seed, source in enumerate(SOURCES[2:])]
+    assert got == [alone(source, seed, max_new_tokens=170).tokens[0] for seed, source in enumerate(SOURCES[2:])]
 
 
 def test_samples_share_their_source():
     with specjax.Engine(LM, slots=2, capacity=192, **FIXED) as engine:
         engine.submit(SOURCES[1], **OPTIONS).result(600)  # leaves pages of the same beginning behind
-        handles = engine.submit_many(SOURCES[0], 3, seed=5, **OPTIONS)
-        got = [handle.result(600).tokens[0] for handle in handles]
+        handles = engine.submit_many(SOURCES[0], 3, seed=5, logprobs=True, **OPTIONS)
+        got = [handle.result(600) for handle in handles]
         assert engine.stats().cached_tokens > 0
-    assert got == [alone(SOURCES[0], 5 + i) for i in range(3)]
+    for i, one in enumerate(got):
+        want = alone(SOURCES[0], 5 + i, logprobs=True)
+        assert one.tokens == want.tokens
+        np.testing.assert_allclose(one.logprobs, want.logprobs, atol=1e-4)  # a page of another source changes these
 
 
 def test_warm_programs_serve_every_length():

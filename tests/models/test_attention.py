@@ -1,7 +1,6 @@
 """Attention as one kernel against plain JAX: interpreted on a CPU, as compiled where there is a GPU that runs it."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,8 @@ from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
 
 INTERPRET = jax.default_backend() != "gpu"
+ON_HOPPER = attention.kernels() == "cuda" and 9.0 <= attention._capability() < 10.0
+NEEDS_MOSAIC = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic GPU of JAX 0.11 or newer")
 
 
 def plain(qkv, angles, mask, keys, values, starts):
@@ -32,6 +33,24 @@ def attend(qkv, angles, mask, keys, values, starts):
     return attention.attend(qkv, Block(starts, angles, mask), keys, values)
 
 
+@pytest.fixture(
+    params=["triton", pytest.param("mosaic", marks=pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"))]
+)
+def kernel(request):
+    """A kernel's function."""
+
+    def triton(*args):
+        return fused_attention.attend(*args, interpret=INTERPRET)
+
+    def mosaic(qkv, angles, mask, keys, values, starts, table=None):
+        _, block, _, width, dim = qkv.shape
+        if attention.implementation("cuda", block, width - 2, dim, keys.shape[2], table is not None) != "mosaic":
+            pytest.skip("left to the other kernel")
+        return attention._module("mosaic").attend(qkv, angles, mask, keys, values, starts, table)
+
+    return triton if request.param == "triton" else mosaic
+
+
 def numbers(x):
     return np.asarray(x, np.float32)
 
@@ -41,12 +60,12 @@ def bits(x):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_is_the_plain_function(name):
+def test_the_kernel_is_the_plain_function(kernel, name):
     qkv, angles, mask, keys, values, starts = args = case(*CASES[name])
     expected = jax.jit(plain)(*args)
     stale = (jnp.arange(keys.shape[2]) >= starts[:, None])[:, None, :, None]  # [B, 1, S, 1]
     fill = [jnp.where(stale, jnp.nan, buffer).astype(buffer.dtype) for buffer in (keys, values)]
-    fused = jax.jit(lambda *args: fused_attention.attend(*args, interpret=INTERPRET))(qkv, angles, mask, *fill, starts)
+    fused = jax.jit(kernel)(qkv, angles, mask, *fill, starts)
     # Weights are rounded to 16 bits before they are divided by their total, not after.
     np.testing.assert_allclose(numbers(fused[0]), numbers(expected[0]), atol=0.02)
     for got, want in zip(fused[1:], expected[1:], strict=True):
@@ -54,11 +73,12 @@ def test_the_kernel_is_the_plain_function(name):
         used = np.broadcast_to(jnp.arange(keys.shape[2])[:, None] < ends, got.shape)
         tolerance = dict(rtol=0, atol=0) if INTERPRET else dict(rtol=0.01, atol=0.02)  # of the rotation's rounding
         np.testing.assert_allclose(numbers(got)[used], numbers(want)[used], **tolerance)
-        assert np.isnan(numbers(got)[~used]).all(), "nothing is written past the block"
+        zeros = numbers(got)[~used] == 0 if kernel.__name__ == "mosaic" else False  # beside the block, of NaN
+        assert (np.isnan(numbers(got)[~used]) | zeros).all(), "nothing is written past the block"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_gives_the_same_bits_from_pages(name):
+def test_the_kernel_gives_the_same_bits_from_pages(kernel, name):
     """Rows share the pages of a common beginning, and the last row is idle: it has null pages alone, full of NaN."""
     lengths, block, heads, group, dim, capacity, masked = CASES[name]
     width = -(-capacity // kv.PAGE)
@@ -73,7 +93,7 @@ def test_the_kernel_gives_the_same_bits_from_pages(name):
     buffers = [jnp.where(stale, jnp.nan, x).astype(x.dtype) for x in buffers]
     pools = [in_pages(x[:-1], table[:-1], table.max() + 2) for x in buffers]
 
-    attend = jax.jit(partial(fused_attention.attend, interpret=INTERPRET))
+    attend = jax.jit(kernel)
     want, *want_rows = attend(qkv, angles, mask, *buffers, starts)
     got, *got_pools = attend(qkv, angles, mask, *pools, starts, jnp.asarray(table, jnp.int32))
     assert np.isfinite(numbers(want)).all()
@@ -85,17 +105,15 @@ def test_the_kernel_gives_the_same_bits_from_pages(name):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_block_may_reach_past_the_table_of_its_row(masked):
+def test_a_block_may_reach_past_the_table_of_its_row(kernel, masked):
     """17 tiles in four parts of five: the last part reaches past the table too."""
     qkv, angles, mask, *buffers, starts = case((17 * 64 - 2,), 6, 2, 4, 64, 17 * 64, masked)
     table = np.arange(17, 0, -1)[None]
     pools = [in_pages(x, table, 18) for x in buffers]
-    kernel, plain = (
-        lambda *args: fused_attention.attend(*args, interpret=INTERPRET),
-        lambda qkv, angles, mask, keys, values, starts, table: attention.by_xla(
-            qkv, Block(starts, angles, mask, None, table), keys, values
-        ),
-    )
+
+    def plain(qkv, angles, mask, keys, values, starts, table):
+        return attention.by_xla(qkv, Block(starts, angles, mask, None, table), keys, values)
+
     args = qkv, angles, mask, *pools, starts, jnp.asarray(table, jnp.int32)
     (got, *got_pools), (want, *want_pools) = jax.jit(kernel)(*args), jax.jit(plain)(*args)
     np.testing.assert_allclose(numbers(got), numbers(want), atol=0.02)
@@ -119,7 +137,7 @@ BAD = {"NaN": np.nan, "infinite": np.inf}
         ("a long cache, cut among programs", "kernel", "NaN"),
     ],
 )
-def test_a_token_without_numbers_reaches_only_those_that_see_it(name, how, bad):
+def test_a_token_without_numbers_reaches_only_those_that_see_it(kernel, name, how, bad):
     """Bit for bit, in the block and once the token is cut off; and whoever sees it has no numbers either."""
     qkv, angles, mask, keys, values, starts = case(*CASES[name])
     block, at = qkv.shape[1], qkv.shape[1] - 2  # the token before the last is bad
@@ -128,8 +146,7 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it(name, how, bad):
     sees = jnp.take_along_axis(mask, (starts + at)[:, None, None], axis=2)[..., 0] | (jnp.arange(block) == at)
     if how == "int8 cache":
         keys, values = (quantize(x, "int8") for x in (keys, values))
-    kernel = partial(fused_attention.attend, interpret=INTERPRET) if how == "kernel" else plain
-    attend = jax.jit(kernel)
+    attend = jax.jit(kernel if how == "kernel" else plain)
     wanted, *_ = attend(qkv, angles, mask, keys, values, starts)
     poisoned = qkv.at[:, at].set(BAD[bad])
     got, *buffers = attend(poisoned, angles, mask, keys, values, starts)
@@ -145,10 +162,10 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it(name, how, bad):
 
 
 @pytest.mark.parametrize("start, capacity", [(77, 128), (125, 256), (600, 1024)])
-def test_a_tokens_bits_do_not_depend_on_where_its_block_begins(start, capacity):
+def test_a_tokens_bits_do_not_depend_on_where_its_block_begins(kernel, start, capacity):
     """So a text doesn't depend on how many of its tokens were drafted (docs/exactness.md, claim A)."""
     qkv, angles, _, keys, values, starts = case((start,), 4, 2, 4, 64, capacity, False)
-    attend = jax.jit(lambda *args: fused_attention.attend(*args, interpret=INTERPRET))
+    attend = jax.jit(kernel)
     whole, keys, values = attend(qkv, angles, None, keys, values, starts)
 
     def later(x):  # the same tokens from the third on, and others behind them
@@ -265,12 +282,54 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
     assert result(*wide, mask, keys, values, starts) == (1, 9, 512)
     mesh = jax.make_mesh((1,), ("model",))
     for spec in (jax.P("model"), jax.P(None, None, "model")):
-        with pytest.raises(ValueError, match="by kv heads alone"):
+        with pytest.raises(ValueError, match="expected by kv heads"):
             kv.alloc(testing.tiny_lm(0).config, 1, 8, jnp.float32, jax.NamedSharding(mesh, spec))
     monkeypatch.setenv("SPECJAX_FUSED_ATTENTION", "0")
     assert attention.kernels() is None
     monkeypatch.delenv("SPECJAX_FUSED_ATTENTION")
     assert attention.kernels() == "cuda"
+
+
+@pytest.mark.parametrize(
+    "card, has, block, dim, capacity, wanted",
+    [
+        (9.0, ("mosaic", "triton"), 6, 128, 200, "mosaic"),
+        (9.0, ("mosaic",), 1, 64, 64, "mosaic"),
+        (9.0, ("mosaic", "triton"), 9, 64, 64, "triton"),
+        (9.0, ("mosaic", "triton"), 6, 32, 64, "triton"),
+        (9.0, ("mosaic", "triton"), 6, 64, 97, "triton"),
+        (8.0, ("mosaic", "triton"), 6, 64, 64, "triton"),
+        (10.0, ("mosaic",), 6, 64, 64, "xla"),
+        (9.0, ("mosaic",), 6, 32, 64, "xla"),
+        (9.0, (), 6, 64, 64, "xla"),
+    ],
+)
+def test_the_kernel_is_chosen_by_card_and_shape_and_a_fallback_is_told(
+    monkeypatch, caplog, card, has, block, dim, capacity, wanted
+):
+    monkeypatch.setattr(attention, "_module", lambda name: "a module" if name in has else None)
+    monkeypatch.setattr(attention, "_capability", lambda: card)
+    attention._log.cache_clear()
+    for _ in range(2):
+        assert attention.implementation("cuda", block, 4, dim, capacity, False) == wanted
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == (wanted == "xla"), "once"
+    assert attention.implementation(None, block, 4, dim, capacity, False) == "xla"
+
+
+@NEEDS_MOSAIC
+@pytest.mark.parametrize("masked, paged", [(False, True), (True, False)])
+def test_on_a_hopper_card_a_program_gets_the_hopper_kernel(monkeypatch, masked, paged):
+    """Compiled for such a card, without one."""
+    monkeypatch.setattr(attention, "kernels", lambda: "cuda")
+    qkv, angles, mask, *buffers, starts = case((77, 5), 6, 2, 4, 64, 1024, masked)
+    table = np.arange(1, 33).reshape(2, 16) if paged else None
+    buffers = [in_pages(x, table, 33) for x in buffers] if paged else buffers
+    block = Block(starts, angles, mask, None, table)
+    program = jax.jit(attention.attend, donate_argnums=(2, 3)).trace(qkv, block, *buffers)
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 2, "attention, and the sums of the parts"
+    assert "output_operand_alias" in text, "caches are changed in place"
 
 
 def test_an_additive_bias_and_no_rotation_are_those_of_the_formula():

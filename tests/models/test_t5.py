@@ -50,7 +50,7 @@ def logits_of(lm):
     return call(lm, TEXTS, read(lm, TOKENS, ENDS).cache, ENDS).logits
 
 
-@pytest.mark.parametrize("name", slow_unless({"t5", "t5 1.1"}))
+@pytest.mark.parametrize("name", slow_unless({"t5 1.1"}))
 def test_states_and_logits_are_those_of_transformers(name):
     """Two sources of different lengths, whole texts, and texts in blocks on top of the cache."""
     lm = specjax.load(t5_folders.folder(name), dtype="float32")
@@ -87,7 +87,7 @@ DRAFTERS = {
     "sublayers": lambda twin: LayerSkip(skip_attention=(0,), skip_mlp=(1,)),
     "lookahead": lambda twin: Lookahead(window=2, guesses=2, slots=6),
 }
-DEFAULT = {("t5 1.1", "prompt lookup")}
+DEFAULT = {("t5", "prompt lookup")}
 
 
 @pytest.mark.parametrize(

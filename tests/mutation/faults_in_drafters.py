@@ -147,6 +147,6 @@ def kernel_turns_the_other_way():
     change_kernel(lambda qkv, angles, *rest: (qkv, (angles[0], -angles[1]), *rest))
 
 
-@fault("tests/models/test_attention.py::test_the_kernel_gives_the_same_bits_from_pages[a tree]")
+@fault("tests/models/test_attention.py::test_the_kernel_gives_the_same_bits_from_pages[triton-a tree]")
 def kernel_reads_pages_in_another_order():
     change_kernel(lambda *args: (*args[:6], *(table[:, ::-1] for table in args[6:])))

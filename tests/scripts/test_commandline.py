@@ -54,7 +54,7 @@ def test_a_closed_pipe_ends_quietly():
 
 @pytest.mark.parametrize("name, args", [
     ("benchmark", []), ("generate", []), ("parity", []), ("train_drafter", ["--kind", "pass"]),
-    *((name, ["--prompts", "x"]) for name in ("compare_drafters", "measure_alpha", "search_layers")),
+    *((name, ["--prompts", "x"]) for name in ("compare_drafters", "measure_alpha", "search_layers", "spec_bench")),
 ])  # fmt: skip
 def test_every_script_that_compiles_keeps_its_programs(capsys, monkeypatch, name, args):
     def asked(where):

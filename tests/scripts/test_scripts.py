@@ -84,13 +84,17 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     shape["dflash"] = ["--draft-vocab", "64", "--head-layers", "1"]
     for kind, steps in zip(("eagle3", "eagle3", "dflash", "medusa", "pass", "draft"), "242222", strict=True):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
+        where += ["--plot", str(tmp_path / f"{kind}.svg")] if kind == "eagle3" else []
         assert train.main(["--kind", kind, "--steps", steps, *common, *where, *shape.get(kind, [])]) == 0
         out = capsys.readouterr().out
         assert '"step": 2,' in out or steps == "4"
         read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
         assert (read in out) == ((kind, steps) != ("eagle3", "2"))
+    assert "token 2" in (tmp_path / "eagle3.svg").read_text() and not list(tmp_path.glob("*.parts"))
     for kind in ("eagle3", "dflash", "medusa", "pass", "draft"):
         on = ["--kind", kind, "--steps", "2", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
+        fewer = ["--draft-vocab", "16", "--out", str(tmp_path / f"{kind} cut.safetensors")]
+        on += fewer if kind in ("eagle3", "dflash") else []
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
         assert json.loads((tmp_path / "curve.json").read_text())["texts"]["size"] == 160
         capsys.readouterr()
@@ -103,6 +107,12 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
         )  # fmt: skip
         assert code == 0 and "error" not in err and "identical output" in out
     small = specjax.load(path, kv_dtype="int8")
+    whole, cut = (files.load(tmp_path / f"{name}.safetensors", small) for name in ("eagle3", "eagle3 cut"))
+    assert set(cut.tokens.tolist()) < set(whole.tokens.tolist()) and cut.params["lm_head"].shape[0] == 16
+    more = ["--kind", "eagle3", "--start-from", str(tmp_path / "eagle3 cut.safetensors"), "--draft-vocab", "64"]
+    assert train.main([*common, "--texts", str(tmp_path / "none.npz"), *more]) == 2, "before any text is sampled"
+    assert not (tmp_path / "none.npz").exists()
+    assert "can only cut the 16 tokens of that head" in capsys.readouterr().err
     assert files.load(tmp_path / "draft.safetensors", small).lm.kv_dtype == "int8"
     code, _, err = run(
         capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",

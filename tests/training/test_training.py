@@ -1,6 +1,7 @@
 """Training: losses, acceptance in use, going on bit for bit after a break, and the texts that are learned from."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -158,18 +159,22 @@ class Killed(Exception):
 def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
     recipe = dataclasses.replace(RECIPE, steps=12)
 
-    def train(folder, progress=lambda line: None):
+    def train(folder, progress=lambda curve: None):
         return loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), recipe, folder, every=4, progress=progress)
 
-    def kill(line):
-        if line["step"] == 8:
+    def kill(curve):
+        if curve[-1]["step"] == 8:
             raise Killed
 
-    whole, _ = train(tmp_path / "whole")
+    whole, whole_curve = train(tmp_path / "whole")
     with pytest.raises(Killed):
         train(tmp_path / "broken", kill)
+    kept = tmp_path / "broken" / "curve.json"
+    kept.write_text(json.dumps([*json.loads(kept.read_text()), {"step": 8, "seconds": 0.0}]))  # killed a moment later
     resumed, curve = train(tmp_path / "broken")
-    assert curve[0]["step"] == 8, "it begins from the last checkpoint, that of step 4"
+    assert [line["step"] for line in curve] == [4, 8, 12], "step 8 is measured again: its weights were not written"
+    assert curve == [{**line, "seconds": now["seconds"]} for line, now in zip(whole_curve, curve, strict=True)]
+    assert curve[0]["seconds"] < curve[2]["seconds"], "the clock goes on"
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
     other = dataclasses.replace(objective, loss="acceptance")
     for changed, texts in ((other, TEXTS), (objective, TEXTS.rows(slice(8, None)))):
@@ -204,9 +209,9 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     lm = dataclasses.replace(
         TARGET, tokenizer=Template(), config=dataclasses.replace(TARGET.config, eos_token_ids=(19,))
     )
-    texts = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
-    assert bars() == [("sampling", 6, 6)]
-    assert texts.tokens.shape == (8, 60), "whole batches"
+    texts = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"])
+    assert bars() == [("rows", 8, 8)]
+    assert texts.tokens.shape == (8, 60)
     assert texts.tokens[0, :7].tolist() == [20, 21, *Template().encode("abc"), 22, 23]
     for row, length in zip(texts.tokens, texts.lengths, strict=True):
         assert row[:2].tolist() == [20, 21] and 22 in row[2 : 2 + 12 + 20]
@@ -214,8 +219,18 @@ def test_dialogues_are_the_targets_own_words_in_its_template(tmp_path, bars):
     starts = texts.own.argmax(axis=1)
     assert starts.tolist() == [7] + [2] * 7, "the given question is not the model's own"
     assert texts.weights().sum() == texts.own_tokens == np.sum(texts.lengths - starts)
-    again = dialogues(lm, 6, size=60, question=12, batch=4, prompts=["abc"])
+    again = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"])
     assert np.array_equal(again.tokens, texts.tokens)
+    told = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"], folder=tmp_path / "kept")
+    said = tmp_path / "kept" / "60-12" / "said.jsonl"
+    first, *_, last = said.read_text().splitlines()
+    mark = json.loads(first) | {"tokens": [1, 2, 3]}
+    said.write_text(json.dumps(mark) + "\n" + last[:9])  # a process that is killed leaves half a line
+    marked = dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abc"], folder=tmp_path / "kept")
+    same = (marked.tokens == told.tokens).all(axis=1)
+    assert np.flatnonzero(~same).tolist() == [mark["id"]], "what was kept is not said again, all else is the same"
+    with pytest.raises(ValueError, match="begun with other settings"):
+        dialogues(lm, 8, size=60, question=12, batch=4, prompts=["abd"], folder=tmp_path / "kept")
     texts.save(tmp_path / "t.npz")
     assert np.array_equal(Texts.load(tmp_path / "t.npz").tokens, texts.tokens)
     with pytest.raises(ValueError, match="no tokenizer"):

@@ -22,14 +22,24 @@ class Transformers:
         self.draft: Any = None
 
     def load(self, case: Case) -> None:
-        self.target, self.draft = self.model(case.target), self.model(case.draft)
+        self.take(case.target, case.draft)
+
+    def take(self, target: LM, draft: LM | None) -> None:
+        """Takes over the weights of a target, and of a draft model if there is one.
+
+        Raises:
+          ValueError: a model is no Llama.
+        """
+        self.target, self.draft = self.model(target), None if draft is None else self.model(draft)
 
     def model(self, lm: LM) -> Any:
         """transformers' Llama on the weights of ``lm``, which stay where they are.
 
         Raises:
-          ValueError: transformers has other names for the tensors.
+          ValueError: the model is no Llama, or transformers has other names for the tensors.
         """
+        if lm.config.model_type != "llama":
+            raise ValueError(f"transformers as a peer runs models of the type llama, got {lm.config.model_type}")
         state = weights.tensors(lm)
         some = state["model.norm.weight"]
         given = {name: value for name, value in to_hf(lm.config).items() if name != "model_type"}
@@ -42,23 +52,24 @@ class Transformers:
         model.tie_weights()
         return model.eval().requires_grad_(False)
 
-    def decode(self, prompt: list[int], count: int, size: int) -> Decoded:
-        ids = self.torch.tensor([prompt], device=self.target.device)
-        clock, helper = Clock(), {}
-        if size:
-            settings = self.draft.generation_config
-            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = size, "constant"
-            settings.assistant_confidence_threshold = 0.0  # always draft ``size`` tokens
-            helper = {"assistant_model": self.draft}
+    def assisted(self, size: int) -> dict[str, Any]:
+        """The settings of ``generate`` with which the draft model always drafts ``size`` tokens."""
+        settings = self.draft.generation_config
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = size, "constant"
+        settings.assistant_confidence_threshold = 0.0
+        return {"assistant_model": self.draft}
+
+    def call(self, prompt: list[int], count: int, **settings: Any) -> tuple[list[int], "Clock"]:
+        """At most ``count`` new tokens after the prompt by ``generate``, and the clock of the target calls."""
+        ids, clock = self.torch.tensor([prompt], device=self.target.device), Clock()
         out = self.target.generate(
-            ids,
-            attention_mask=self.torch.ones_like(ids),
-            max_new_tokens=count,
-            do_sample=False,
-            streamer=clock,
-            **helper,
+            ids, attention_mask=self.torch.ones_like(ids), max_new_tokens=count, streamer=clock, **settings
         )
-        tokens = out[0, len(prompt) :].tolist()
+        return out[0, len(prompt) :].tolist(), clock
+
+    def decode(self, prompt: list[int], count: int, size: int) -> Decoded:
+        helper = self.assisted(size) if size else {}
+        tokens, clock = self.call(prompt, count, do_sample=False, **helper)
         # The streamer gets the prompt first, before any call. The first call reads the prompt and is not timed.
         times, counts = clock.times[1:], clock.counts[1:]
         return Decoded(tokens, sum(counts[1:]), times[-1] - times[0], len(times) - 1)
