@@ -29,6 +29,7 @@ from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models import modules, tuning
+from specjax.models.axes import of_rows
 from specjax.models.cache import KVCache
 from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.taps import check_target
@@ -81,7 +82,10 @@ class DFlash(ChainOrTree):
 
     def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> KVCache:
         del num_speculative_tokens
-        return kv.alloc(self.config.layer, batch, kv.room(capacity + self.config.block_size), target.dtype)
+        room = kv.room(capacity + self.config.block_size)
+        # Every device of the target's mesh holds all heads of its rows, as of an EAGLE head.
+        sharding = None if target.mesh is None else of_rows(target.mesh)
+        return kv.alloc(self.config.layer, batch, room, target.dtype, sharding)
 
     def follow(self, target: Model, own: KVCache, state: DecodeState, starts: jax.Array, out: Output) -> KVCache:
         everyone = jnp.ones_like(state.active)

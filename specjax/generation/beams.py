@@ -18,6 +18,7 @@ from specjax.generation.options import OF_BEAMS, Options, changed
 from specjax.generation.prepare import job_of
 from specjax.generation.result import NoDistributionError, Result
 from specjax.generation.stops import stop_token_ids
+from specjax.models import axes
 from specjax.models.lm import LM
 
 # The options that beam search does not take, and why.
@@ -42,7 +43,7 @@ def beam_search(lm: LM, prompts: Any, options: Options) -> Result:
     jax.block_until_ready(read.lengths)
     prefilled = time.perf_counter()
     state = search.run(search.start(read, rules))
-    finished, history = jax.device_get((state.finished, state.history))
+    finished, history = axes.on_host((state.finished, state.history), lm.mesh)
     seconds = {"prefill": prefilled - began, "decode": time.perf_counter() - prefilled}
     return _result(job, options.num_return_sequences, finished, history, seconds)
 

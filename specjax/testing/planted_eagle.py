@@ -37,14 +37,9 @@ IDLE = 1e-4  # the size of weights that change nothing: zeros would draw less po
 
 
 def planted_eagle3(
-    config: LlamaConfig,
-    acceptance: Any,
-    seed: int = 0,
-    dtype: Any = jnp.bfloat16,
-    peak: float = 40.0,
-    tokens: np.ndarray | None = None,
-    mesh: Mesh | None = None,
-) -> tuple[LM, Eagle, np.ndarray]:
+    config: LlamaConfig, acceptance: Any, seed: int = 0, dtype: Any = jnp.bfloat16, peak: float = 40.0,
+    tokens: np.ndarray | None = None, mesh: Mesh | None = None,
+) -> tuple[LM, Eagle, np.ndarray]:  # fmt: skip
     """A target that follows a random cycle over the tokens that a head can draft, and such a head.
 
     The tokens for which a guess is right are chosen at random, for each depth anew. Each drafted token that is reached
@@ -69,8 +64,7 @@ def planted_eagle3(
       ValueError: ``acceptance`` is no such table, or the shape is too small for K depths.
     """
     table = table_of(acceptance)
-    rng = np.random.default_rng(seed)
-    vocab = config.vocab_size
+    vocab, rng = config.vocab_size, np.random.default_rng(seed)
     tokens = np.sort(rng.choice(vocab, draftable_tokens(config), replace=False)) if tokens is None else tokens
     draftable = len(tokens)
     following = cycle(draftable, rng)  # among the draftable tokens, by their place in ``tokens``

@@ -28,9 +28,8 @@ def advance(probs, scores, length, limit=9, finished=(DEAD, DEAD), penalty=1.0, 
     rules = b.Rules(np.array([penalty], np.float32), np.array([early]), np.array([never]))
     with np.errstate(divide="ignore"):
         logits = np.log(np.array([probs], np.float32))
-    lengths, zero = np.array([length], np.int32), np.zeros(1, np.int32)
-    chosen, done, goes_on = ADVANCE(beams, done, lengths, logits, request, zero, rules)
-    return jax.tree.map(lambda x: np.asarray(x)[0], (chosen, done, goes_on))
+    begins, lengths = np.zeros(1, np.int32), np.array([length], np.int32)
+    return jax.tree.map(lambda x: np.asarray(x)[0], ADVANCE(beams, done, lengths, logits, request, begins, rules))
 
 
 PROBS = [[0.1, 0.2, 0.3, 0.4], [0.05, 0.6, 0.3, 0.05]]

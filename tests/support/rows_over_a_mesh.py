@@ -14,12 +14,14 @@ from specjax.drafters import DraftModel, PromptLookup, TreeModel
 from specjax.generation.generate import prepare
 from specjax.models import attention, modules, parallel
 from specjax.models import cache as kv
+from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
 from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 
 SHAPE = dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=64, intermediate_size=96)
 LM = testing.tiny_lm(0, **SHAPE)
 DRAFT = testing.noisy_twin(LM, 0.05)
 HEAD = Eagle3HeadConfig(dataclasses.replace(LM.config, num_hidden_layers=1), (0, 1, 2))
+BLOCKS = DFlashHeadConfig(LM.config, (0, 1, 2), block_size=4, mask_token_id=5)
 TWO, GRID = parallel.mesh(2), parallel.mesh(4, data=2)
 PROMPTS = [[3, 9], [4, 8, 1, 4, 8, 1, 30, 2, 7, 7, 4, 8], [5, 6, 5, 6, 5], [7] * 9]
 OPTIONS = dict(max_new_tokens=20, num_speculative_tokens=3, temperature=0.8, logprobs=2)
@@ -28,6 +30,7 @@ CHAINS = {
     "ngram": (PromptLookup(prompt_lookup_min=1), dict(block_width=4)),
     "model": (DraftModel(DRAFT), {}),
     "eagle": (drafters.Eagle(HEAD, modules.init(Eagle3Head, HEAD, 3), None), {}),
+    "dflash": (drafters.DFlash(BLOCKS, modules.init(DFlashHead, BLOCKS, 3), None), {}),
 }
 WAYS = {**CHAINS, "tree": (TreeModel(DRAFT, (2, 1, 1)), {}), "coupled": (DraftModel(DRAFT), dict(verifier="coupled"))}
 
