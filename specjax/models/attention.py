@@ -3,8 +3,9 @@
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
 layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps: that of
 :mod:`specjax.models.hopper_attention` on a Hopper card, else that of :mod:`specjax.models.fused_attention`
-(:func:`implementation`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA. The variable is
-read when a program is traced. The logger of this module says which attention programs get.
+(:func:`implementation`). For a prompt's chunk on a Hopper card, another kernel does the last three steps
+(:mod:`specjax.models.prompt_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
+The variable is read when a program is traced. The logger of this module says which attention programs get.
 """
 
 import importlib
@@ -78,10 +79,11 @@ def attend(
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
     _, size, _, width, dim = qkv.shape
-    starts, angles, mask, bias, table = block
+    angles, bias = block.angles, block.bias
     short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
-    platform = kernels() if short and typed and angles is not None and bias is None and score == PLAIN else None
+    plain = typed and angles is not None and bias is None and score == PLAIN
+    platform = kernels() if plain and (short or _is_chunk(qkv, block, keys)) else None
     run = partial(by_xla, score=score) if platform is None else partial(_by_kernel, platform)
     if sharding is None or (platform is None and axes.parts(sharding.mesh) == 1):
         return run(qkv, block, keys, values)
@@ -93,7 +95,9 @@ def _by_kernel(
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` by the hand-written kernel that serves the block, if the program runs on ``platform``."""
     _, size, _, width, dim = qkv.shape
-    name = implementation(platform, size, width - 2, dim, keys.shape[2], block.table is not None)
+    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES
+    given = size, width - 2, dim, keys.shape[2], block.table is not None
+    name = implementation(platform, *given) if short else "prompt"
     if name == "xla":
         return by_xla(qkv, block, keys, values)
 
@@ -169,7 +173,27 @@ def usual_implementation() -> str:
     return implementation(kernels(), 1, 1, 64, PAGE, True)
 
 
-_MODULES = {"mosaic": "hopper_attention", "triton": "fused_attention"}
+def _is_chunk(qkv: jax.Array, block: Block, keys: Any) -> bool:
+    """Whether the kernel for a prompt's chunk serves a plain block: :mod:`specjax.models.prompt_attention`."""
+    size, dim = qkv.shape[1], qkv.shape[-1]
+    whole = size % PAGE == 0 and (block.table is not None or keys.shape[2] % PAGE == 0)
+    if not whole or block.mask is not None or dim not in (64, 128) or _capability() != 9.0:  # only Hopper has wgmma
+        return False
+    version = cuda_version()
+    # The compilers of CUDA 12.8.0 to 12.9.0 get causal masks wrong. JAX's own kernel refuses them too.
+    return version is not None and not 12080 <= version < 12091 and _module("prompt") is not None
+
+
+def cuda_version() -> int | None:
+    """The version of CUDA, 12091 for 12.9.1. None: there is no CUDA, or JAX hides the version."""
+    try:
+        from jax._src.lib import cuda_versions  # JAX has no public name for the version
+    except ImportError:
+        return None
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+
+
+_MODULES = {"mosaic": "hopper_attention", "triton": "fused_attention", "prompt": "prompt_attention"}
 
 
 @cache
@@ -207,15 +231,20 @@ def by_xla(
     qkv: jax.Array, block: Block, keys: Buffer, values: Buffer, score: Score = PLAIN
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` in plain JAX: for any block and cache, on any device and any number of devices."""
-    size, group, (starts, angles, mask, bias, table) = qkv.shape[1], qkv.shape[3] - 2, block
-    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
-    q = qk[..., :group, :]
-    keys, values = written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
+    size, (starts, _, mask, bias, table) = qkv.shape[1], block
+    q, keys, values = rotated(qkv, block, keys, values)
     if mask is None:
         slots = starts[:, None] + span(size)  # [B, T]
         capacity = keys.shape[2] if table is None else table.shape[1] * kv.PAGE
         mask = span(capacity)[None] <= slots[..., None]  # [B, T, S]
     return mix(q, keys, values, mask, bias, table, score), keys, values
+
+
+def rotated(qkv: jax.Array, block: Block, keys: Buffer, values: Buffer) -> tuple[jax.Array, Buffer, Buffer]:
+    """The rotated queries [B, T, kv_heads, group, D] of a block, and both buffers with the block in them."""
+    group, angles = qkv.shape[3] - 2, block.angles
+    qk = qkv[..., : group + 1, :] if angles is None else rope.rotate(qkv[..., : group + 1, :], *angles)
+    return qk[..., :group, :], *written(qk[..., group, :], qkv[..., group + 1, :], block, keys, values)
 
 
 def mix(

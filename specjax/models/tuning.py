@@ -12,6 +12,9 @@ MOST_KERNEL_QUERIES = 32
 # The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
 # card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
+# The most programs that the attention kernel of a prompt's chunk makes by cutting caches: one for each multiprocessor,
+# which has no room for two.
+MOST_PROMPT_PROGRAMS = 132
 # Up to so many rows times kv heads, the Hopper kernel cuts a short cache too. Eight rows of eight heads lose by cuts.
 FEW_KERNEL_PROGRAMS = 32
 # The hidden size from which a GPU runs two tokens as fast as one (docs/performance.md). Sizes from 2048 to 4096 gain,
