@@ -1,11 +1,11 @@
 """A block's attention to the cache, in five steps: rotation, cache write, scores, softmax, mixture.
 
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
-layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps: that of
-:mod:`specjax.models.hopper_attention` on a Hopper card, else that of :mod:`specjax.models.fused_attention`
-(:func:`implementation`). For a prompt's chunk on a Hopper card, another kernel does the last three steps
-(:mod:`specjax.models.prompt_attention`). ``SPECJAX_FUSED_ATTENTION=0`` in the environment leaves all attention to XLA.
-The variable is read when a program is traced. The logger of this module says which attention programs get.
+layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps:
+:mod:`specjax.models.fused_attention`. Two kernels for Hopper cards are new, and run if the environment has
+``SPECJAX_HOPPER_KERNELS=1``: :mod:`specjax.models.hopper_attention` for few tokens (:func:`implementation`), and
+:mod:`specjax.models.prompt_attention` for a prompt's chunk. ``SPECJAX_FUSED_ATTENTION=0`` leaves all attention to XLA.
+Both variables are read when a program is traced. The logger of this module says which attention programs get.
 """
 
 import importlib
@@ -146,6 +146,15 @@ def kernels() -> str | None:
     return "cuda" if _capability() >= 8.0 else None  # older cards have no bfloat16 products
 
 
+def hopper_kernels() -> bool:
+    """Whether the user asked for the kernels in Pallas for Mosaic GPU, and the card is a Hopper one.
+
+    Each of them ran on a card by itself. No whole generation has, so they are not the default.
+    """
+    asked = os.environ.get("SPECJAX_HOPPER_KERNELS", "0") == "1"
+    return asked and _capability() == 9.0  # only Hopper has their matrix products
+
+
 def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
     """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
 
@@ -161,7 +170,7 @@ def implementation(platform: str | None, block: int, group: int, dim: int, capac
         return "xla"
     # The copy engine moves eight tokens of a query, and groups of eight slots.
     fits = block <= 8 and group <= 8 and dim in (64, 128) and (paged or capacity % 8 == 0)
-    hopper = platform == "cuda" and 9.0 <= _capability() < 10.0
+    hopper = platform == "cuda" and hopper_kernels()
     known = [name for name, usable in (("mosaic", hopper and fits), ("triton", True)) if usable and _module(name)]
     name = [*known, "xla"][0]
     _log(name)
@@ -177,7 +186,7 @@ def _is_chunk(qkv: jax.Array, block: Block, keys: Any) -> bool:
     """Whether the kernel for a prompt's chunk serves a plain block: :mod:`specjax.models.prompt_attention`."""
     size, dim = qkv.shape[1], qkv.shape[-1]
     whole = size % PAGE == 0 and (block.table is not None or keys.shape[2] % PAGE == 0)
-    if not whole or block.mask is not None or dim not in (64, 128) or _capability() != 9.0:  # only Hopper has wgmma
+    if not whole or block.mask is not None or dim not in (64, 128) or not hopper_kernels():
         return False
     version = cuda_version()
     # The compilers of CUDA 12.8.0 to 12.9.0 get causal masks wrong. JAX's own kernel refuses them too.

@@ -19,7 +19,7 @@ from specjax.models.quantized import quantize
 from specjax.testing.muted import Muted
 
 INTERPRET = jax.default_backend() != "gpu"
-ON_HOPPER = attention.kernels() == "cuda" and 9.0 <= attention._capability() < 10.0
+ON_HOPPER = attention.kernels() == "cuda" and attention._capability() == 9.0
 NEEDS_MOSAIC = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic GPU of JAX 0.11 or newer")
 
 
@@ -36,8 +36,9 @@ def attend(qkv, angles, mask, keys, values, starts):
 @pytest.fixture(
     params=["triton", pytest.param("mosaic", marks=pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"))]
 )
-def kernel(request):
+def kernel(request, monkeypatch):
     """A kernel's function."""
+    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
 
     def triton(*args):
         return fused_attention.attend(*args, interpret=INTERPRET)
@@ -309,18 +310,23 @@ def test_the_kernel_is_chosen_by_card_and_shape_and_a_fallback_is_told(
 ):
     monkeypatch.setattr(attention, "_module", lambda name: "a module" if name in has else None)
     monkeypatch.setattr(attention, "_capability", lambda: card)
+    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
     attention._log.cache_clear()
     for _ in range(2):
         assert attention.implementation("cuda", block, 4, dim, capacity, False) == wanted
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == (wanted == "xla"), "once"
     assert attention.implementation(None, block, 4, dim, capacity, False) == "xla"
+    monkeypatch.delenv("SPECJAX_HOPPER_KERNELS")
+    usual = "triton" if "triton" in has else "xla"
+    assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "nobody asked for the other"
 
 
 @NEEDS_MOSAIC
 @pytest.mark.parametrize("masked, paged", [(False, True), (True, False)])
 def test_on_a_hopper_card_a_program_gets_the_hopper_kernel(monkeypatch, masked, paged):
     """Compiled for such a card, without one."""
+    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
     monkeypatch.setattr(attention, "kernels", lambda: "cuda")
     qkv, angles, mask, *buffers, starts = case((77, 5), 6, 2, 4, 64, 1024, masked)
     table = np.arange(1, 33).reshape(2, 16) if paged else None
