@@ -36,6 +36,7 @@ def test_text_is_sensible(plain):
     assert "quick brown fox" in plain.texts[0]
 
 
+@pytest.mark.slow
 def test_prompt_lookup_writes_the_plain_text(lm, plain):
     out = specjax.generate(lm, PROMPTS, drafter=PromptLookup(), max_new_tokens=32, chat=True)
     assert out.tokens == plain.tokens

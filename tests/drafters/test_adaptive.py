@@ -64,7 +64,10 @@ CERTAIN_Q = {
 }
 
 
-@pytest.mark.parametrize("name", CERTAIN_Q)
+QUICK = ("confidence", "the second of two")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CERTAIN_Q])
 def test_policies_see_that_a_draft_is_unsure_where_its_q_is_certain(name):
     """At temperature 0 and under filters every q is one-hot; the law of the draft's logits is not."""
     drafter, policy, options = CERTAIN_Q[name]

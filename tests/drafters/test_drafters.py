@@ -35,7 +35,7 @@ from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.testing import Trial, check_path_independence, checks, chi_square, noisy_twin, table_lm, tiny_lm
 
 
-@pytest.mark.parametrize("new", [2, 120])
+@pytest.mark.parametrize("new", [2, pytest.param(120, marks=pytest.mark.slow)])
 def test_hit_and_miss_rounds_alternate(new):
     lm = tiny_lm(0, max_position_embeddings=256)
     listed = [5, 9, 2, 7, 11, 3]
@@ -76,6 +76,7 @@ def judged(decoder, state):
     return info, scored.p, scored.out.logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
 def test_bfloat16_models_are_sampled_and_judged_in_float32(temperature):
     """By the law of the very call that judged: in bfloat16 calls of other shapes have logits that differ by a tenth."""
@@ -246,7 +247,7 @@ def learned(drafter, size: int, limits: list[int], part=lambda own: own, **optio
     return found
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_lookahead_learns_the_same_beside_a_drafter_of_narrower_blocks(size):
     """Else it would remember, as the target's, answers to nodes that were never run."""
     lookahead, silent = Lookahead(window=3, guesses=2), PromptLookup(9, 9)
@@ -286,9 +287,10 @@ def test_first_of_prefers_the_first_and_asks_the_second_where_it_is_silent():
 
 
 @pytest.mark.parametrize("make", [
-    lambda lm: DraftModel(lm, prefill_chunk=4), lambda lm: TreeModel(lm, (2, 1), prefill_chunk=4),
-    lambda lm: Cascade(RandomDraft(), lm, 1, prefill_chunk=4),
-], ids=["model", "tree", "cascade"])  # fmt: skip
+    pytest.param(lambda lm: DraftModel(lm, prefill_chunk=4), id="model", marks=pytest.mark.slow),
+    pytest.param(lambda lm: TreeModel(lm, (2, 1), prefill_chunk=4), id="tree"),
+    pytest.param(lambda lm: Cascade(RandomDraft(), lm, 1, prefill_chunk=4), id="cascade", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_row_that_sat_out_is_caught_up_when_it_drafts(make, monkeypatch):
     """Prompt lookup speaks for the first row, whose long prompt the second drafter then hasn't seen."""
     monkeypatch.setattr(checks, "PROMPTS", [[1, 2, 0, 3] * 6 + [1, 2, 0], [3], [2, 1]])

@@ -35,7 +35,7 @@ MADE = {
     "sink and window": lambda: drafters.SinkWindow(sink=1, window=4),
     "lookahead": lambda: drafters.Lookahead(window=2, guesses=2, slots=6),
 }
-DEFAULT = {("gpt2", "look-ahead tokens"), ("gemma2", "eagle")}
+DEFAULT = {("gemma2", "eagle")}
 
 
 @pytest.mark.parametrize(

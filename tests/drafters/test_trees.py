@@ -172,7 +172,7 @@ def test_verifiers_of_chains_refuse_trees(verifier):
 # ---- rounds ----
 
 
-@pytest.mark.parametrize("verifier", ["rejection", "coupled"])
+@pytest.mark.parametrize("verifier", ["rejection", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_a_tree_of_width_1_is_the_chain_token_for_token(verifier):
     chain, one = (run(d, verifier=verifier) for d in (DraftModel(TWIN), TreeModel(TWIN, (1,))))
     assert one.tokens == chain.tokens
@@ -265,6 +265,7 @@ def test_a_trees_record_and_trace_are_those_of_its_accepted_path():
                 assert 0 < token["q"] <= 1 and 0 <= token["p"] <= 1
 
 
+@pytest.mark.slow
 def test_a_trees_round_can_be_timed_and_its_alpha_cannot():
     options = {**SAMPLED, "max_new_tokens": 20}
     job = prepare(LM, PROMPTS, drafter=FirstOf(PromptLookup(), TREE), **options)
@@ -291,6 +292,7 @@ def test_a_forest_takes_trees_alone():
         Forest((TREE,))
 
 
+@pytest.mark.slow
 def test_a_forest_of_self_drafts_is_accepted_whole_and_keeps_the_better_member():
     """Its second member is judged only where the first fails, so right tokens from either are kept."""
     both = [Forest(pair) for pair in ((TreeModel(LM, (1,)), TREE), (TREE, TreeModel(LM, (1,))))]

@@ -72,6 +72,7 @@ def test_expected_length_of_a_chain_and_past_the_table():
     assert expected_length(from_widths((2, 1, 1)), [[0.5], [0.4]]) == pytest.approx(0.5 + 0.2)
 
 
+@pytest.mark.slow
 def test_acceptance_by_rank_is_what_the_models_laws_say():
     """Greedy, the child of rank m is accepted where the draft's m-th best token is the target's best; sampled, the
     first child is accepted with probability sum min(p, q)."""

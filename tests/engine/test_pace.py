@@ -8,7 +8,8 @@ import specjax
 from specjax.engine import loop
 from specjax.engine.pace import TRIAL, Pace
 
-QUICK = ("prompt lookup", "noisy twin", "head")
+QUICK = ("noisy twin",)
+LONG = ("prompt lookup", "noisy twin", "head")  # whose drafts are often as long as a round allows
 PROMPTS = [np.random.default_rng(i).integers(0, 4, n).tolist() for i, n in enumerate((5, 1, 70, 30))]
 
 
@@ -45,7 +46,7 @@ def test_shorter_and_plain_rounds_between_others_change_no_token(name, monkeypat
         found = [handle.result() for handle in results]
     assert [result.tokens[0] for result in found] == expected
     drafted = [n for result in found for n in result.metrics[0].per_step_drafted]
-    assert 0 in drafted and max(drafted) > 0 and (name not in QUICK or {1, 3} <= set(drafted))
+    assert 0 in drafted and max(drafted) > 0 and (name not in LONG or {1, 3} <= set(drafted))
 
 
 def simulated(seconds, tokens, rounds=2000):

@@ -23,7 +23,7 @@ NEUTRAL = dict(
 )  # fmt: skip
 LENGTHS = (5, 1, 70, 130, 64, 65, 66, 128, 129, 2, 3)  # around whole pages, and shorter than a draft
 # By default the drafters whose states differ most: none, an own cache, a cache and a feature of the target, a tree.
-QUICK = {("prompt lookup", "coupled"), ("noisy twin", "block"), ("head", "rejection")}
+QUICK = {("noisy twin", "block"), ("head", "rejection")}
 
 
 def crowd(count=33):

@@ -44,7 +44,8 @@ HEAD = Eagle(
 )  # fmt: skip
 BLOCK_SHAPE = DFlashHeadConfig(TARGET.config, (1, 2), block_size=6, mask_token_id=3)
 BLOCKS = DFlash(BLOCK_SHAPE, modules.init(DFlashHead, BLOCK_SHAPE, 0), None, prefill_chunk=100)
-SLOW = ("cascade over a draft model", "cascade over a head", "block head", "cascade over a block head")
+SLOW = ("cascade over a tree", "cascade over a draft model", "cascade over a head", "block head")
+SLOW += ("cascade over a block head",)
 DRAFTERS = {
     "tree": TreeModel(TWIN, (2, 1, 1)),
     "cascade over a draft model": Cascade(DraftModel(TARGET), TWIN, 2),
@@ -119,7 +120,9 @@ def test_no_bit_of_a_cascades_draft_depends_on_how_long_the_inner_drafts_of_othe
     np.testing.assert_array_equal(*seen)
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("cascade", "draft model") else pytest.mark.slow) for n in CHAINS]
+)
 def test_only_a_drafter_whose_plan_says_so_has_other_bits_at_another_length(name):
     """``Adaptive`` drafts at the length that the longest draft of all rows needs."""
     drafter, seen = CHAINS[name], []

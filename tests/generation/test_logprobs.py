@@ -40,7 +40,9 @@ def log_law(lm, text):
     return jax.nn.log_softmax(lm(text[None], lm.alloc_cache(1, len(text))).logits[0])
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(d, marks=() if d in ("plain", "tree") else pytest.mark.slow) for d in DRAFTERS]
+)
 def test_the_best_tokens_are_those_of_the_raw_logits_whatever_was_drafted(drafter):
     out = generate(LM, PROMPTS, logprobs=5, **given(drafter))
     for prompt, tokens, own, best in zip(PROMPTS, out.tokens, out.logprobs, out.top_logprobs, strict=True):
@@ -67,7 +69,9 @@ def test_a_stream_says_the_same_with_each_token(drafter):
         assert events.result().top_logprobs[row] == [e.top_logprobs for e in own]
 
 
-@pytest.mark.parametrize("asked, own, best", [(False, False, None), (True, True, None), (0, True, None), (1, True, 1)])
+@pytest.mark.parametrize("asked, own, best", [
+    (False, False, None), (1, True, 1), *(pytest.param(x, True, None, marks=pytest.mark.slow) for x in (True, 0))
+])  # fmt: skip
 def test_what_is_not_asked_for_is_not_computed(asked, own, best):
     out = generate(LM, PROMPTS, logprobs=asked, **given("twin"))
     assert (out.logprobs is not None) == own and (out.top_logprobs is not None) == (best is not None)

@@ -42,7 +42,10 @@ def drafted(drafter, lm=LM, **options):
     return generate(lm, rows, **{"temperature": 1.5, **given, **options})
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+QUICK = ("itself", "tree", "random")
+
+
+@pytest.mark.parametrize("drafter", [pytest.param(d, marks=() if d in QUICK else pytest.mark.slow) for d in DRAFTERS])
 def test_no_drafter_and_no_target_emits_an_id_that_the_tokenizer_lacks(drafter):
     for temperature in (1.5, 0.0):
         out = drafted(DRAFTERS[drafter], temperature=temperature)
@@ -52,7 +55,10 @@ def test_no_drafter_and_no_target_emits_an_id_that_the_tokenizer_lacks(drafter):
 
 
 LAWS = [("plain", "rejection"), ("tree", "rejection")]
-LAWS += [("noisy twin", verifier) for verifier in testing.lossless_verifiers()]
+LAWS += [
+    pytest.param("noisy twin", v, marks=() if v == "rejection" else pytest.mark.slow)
+    for v in testing.lossless_verifiers()
+]
 
 
 @pytest.mark.parametrize("drafter, verifier", LAWS)

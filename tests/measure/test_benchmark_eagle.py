@@ -75,6 +75,7 @@ def test_a_dynamic_tree_accepts_what_theory_expects(planted):
     assert accepted == pytest.approx(expected_length(eagle.likeliest(RATES, 2, 5), RATES), abs=0.06)
 
 
+@pytest.mark.slow
 def test_rounds_of_a_head_stand_beside_expected_tokens(case):
     table = Table({"bandwidth": case.speed})
     runs = rounds(case, table, ("T = 0", "T = 1", "T = 0.8, top-p 0.9"))

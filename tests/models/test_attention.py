@@ -208,6 +208,7 @@ def test_a_model_and_its_gradient_are_the_same_with_the_kernel(small):
         assert np.linalg.norm(numbers(a) - numbers(b)) <= 0.1 * np.linalg.norm(numbers(a))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [pytest.param(LayerSkip(exit_layer=2), marks=pytest.mark.slow), None])
 def test_with_the_kernel_a_model_accepts_its_own_drafts(small, drafter):
     """Its own chain, and rows that leave at different lengths; whatever rounding differs between block widths."""
@@ -254,6 +255,7 @@ def test_texts_are_equal_to_the_last_bit_in_pages(small, monkeypatch):
     assert small(HOW, texts) == want
 
 
+@pytest.mark.slow
 def test_a_tree_with_the_kernel_keeps_the_plain_text(small):
     """In bfloat16 another rounding may choose another token at a near tie, so most of the text, not all of it."""
 

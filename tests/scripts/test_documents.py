@@ -51,6 +51,7 @@ def padded_law(lm, tokens):
     return jax.nn.softmax(lm(tokens[None], lm.alloc_cache(1, 64)).logits[0])
 
 
+@pytest.mark.slow
 def test_the_drafter_of_the_page_passes_every_check():
     drafter_code, use = python_blocks("write-a-drafter.md")
     names: dict = {}

@@ -12,6 +12,7 @@ import specjax
 from specjax.checkpoints import trained_drafters as files
 
 
+@pytest.mark.slow
 def test_parity_report(capsys, folder, monkeypatch):
     module = script("parity")
     monkeypatch.setattr(sys, "argv", ["parity.py", "--model", folder, "--max-new-tokens", "10", "--prompts", "2"])
@@ -73,8 +74,10 @@ def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):
     assert named in capsys.readouterr().err
 
 
-def test_train_use_and_load_a_drafter(capsys, tmp_path):
+@pytest.mark.parametrize("kinds", ["eagle3 draft", pytest.param("eagle3 dflash medusa pass", marks=pytest.mark.slow)])
+def test_train_use_and_load_a_drafter(capsys, tmp_path, kinds):
     """A head is trained from the command line, goes on from its checkpoints, and drafts; so does a model to leave."""
+    kinds = kinds.split()
     path = tmp_path / "chat"
     write_hf(path, {**HF, "vocab_size": 300, "max_position_embeddings": 256}, tokenizer=byte_level())
     train = script("train_drafter")
@@ -82,7 +85,7 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     common += ["--text-tokens", "127", "--batch", "4", "--every", "2", "--passages", "4", "--row-tokens", "160"]
     shape = {"eagle3": ["--unroll", "2", "--draft-vocab", "64"], "medusa": ["--draft-vocab", "64"]}
     shape["dflash"] = ["--draft-vocab", "64", "--head-layers", "1"]
-    for kind, steps in zip(("eagle3", "eagle3", "dflash", "medusa", "pass", "draft"), "242222", strict=True):
+    for kind, steps in (("eagle3", "2"), ("eagle3", "4"), *((kind, "2") for kind in kinds[1:])):
         where = ["--checkpoints", str(tmp_path / kind), "--out", str(tmp_path / f"{kind}.safetensors")]
         where += ["--plot", str(tmp_path / f"{kind}.svg")] if kind == "eagle3" else []
         assert train.main(["--kind", kind, "--steps", steps, *common, *where, *shape.get(kind, [])]) == 0
@@ -91,16 +94,17 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
         read = "is there and is read as it is; --dialogues --sample-batch --text-tokens --passages --row-tokens would"
         assert (read in out) == ((kind, steps) != ("eagle3", "2"))
     assert "token 2" in (tmp_path / "eagle3.svg").read_text() and not list(tmp_path.glob("*.parts"))
-    for kind in ("eagle3", "dflash", "medusa", "pass", "draft"):
+    for kind in kinds:
         on = ["--kind", kind, "--steps", "2", "--start-from", str(tmp_path / f"{kind}.safetensors"), *common]
         fewer = ["--draft-vocab", "16", "--out", str(tmp_path / f"{kind} cut.safetensors")]
         on += fewer if kind in ("eagle3", "dflash") else []
         assert train.main([*on, "--json", str(tmp_path / "curve.json")]) == 0
         assert json.loads((tmp_path / "curve.json").read_text())["texts"]["size"] == 160
         capsys.readouterr()
-    assert train.main(["--kind", "medusa", *on[2:]]) == 2
-    assert "is of kind 'model', which --kind medusa can't train on" in capsys.readouterr().err
-    for kind in ("eagle3", "dflash", "medusa", "pass", "draft"):
+    assert train.main(["--kind", "eagle", *on[2:]]) == 2
+    kept = {"draft": "model"}.get(kinds[-1], kinds[-1])
+    assert f"is of kind '{kept}', which --kind eagle can't train on" in capsys.readouterr().err
+    for kind in kinds:
         code, out, err = run(
             capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",
             str(tmp_path / f"{kind}.safetensors"), "--compare", *(["--tree-nodes", "6"] if kind == "eagle3" else []),
@@ -113,6 +117,8 @@ def test_train_use_and_load_a_drafter(capsys, tmp_path):
     assert train.main([*common, "--texts", str(tmp_path / "none.npz"), *more]) == 2, "before any text is sampled"
     assert not (tmp_path / "none.npz").exists()
     assert "can only cut the 16 tokens of that head" in capsys.readouterr().err
+    if "draft" not in kinds:
+        return
     assert files.load(tmp_path / "draft.safetensors", small).lm.kv_dtype == "int8"
     code, _, err = run(
         capsys, "--model", str(path), "--prompt", "abc", "--drafter", "trained", "--trained",

@@ -87,6 +87,7 @@ def test_sigterm_while_the_model_loads_ends_the_process_at_once():
             process.kill()
 
 
+@pytest.mark.slow
 def test_after_the_time_limit_streams_are_cut_off_with_an_error(folder):
     flags = [*FLAGS, "--shutdown-timeout", "0.2", "--api-key", "k", "--also", "none"]
     with serving("--model", str(folder), *flags) as process:

@@ -76,7 +76,10 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(x, id=n, marks=() if n in ("eagle3", "draft") else pytest.mark.slow) for n, x in OBJECTIVES.items()],
+)
 def test_training_raises_acceptance_in_use(objective):
     """What the loop reports is what a run shows: acceptance rises, and the drafter of the weights decodes with it."""
     teacher, texts = (ONE_LAW, own_texts(ONE_LAW)) if objective is ANY_PASS else (TARGET, TEXTS)
@@ -155,7 +158,10 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("objective", [HEAD, EARLY], ids=["eagle", "early exit, layers left out by chance"])
+@pytest.mark.parametrize("objective", [
+    pytest.param(HEAD, id="eagle"),
+    pytest.param(EARLY, id="early exit, layers left out by chance", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
     recipe = dataclasses.replace(RECIPE, steps=12)
 
@@ -261,6 +267,7 @@ def test_questions_on_passages_hold_what_dialogues_said():
         over_passages(lm, texts.rows(slice(2, 3)), 8, longest=4)
 
 
+@pytest.mark.slow
 def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     """After the last token of a prompt, training has the very states that a draft's own call gives."""
     prompt, params = [3, 1, 8, 2, 2, 6, 10], modules.init(PassTokens, PASS.config, 1)
