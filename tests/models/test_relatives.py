@@ -1,7 +1,5 @@
 """Llama's relatives and GPT-2 against transformers: logits whole and through the cache, greedy texts, and files."""
 
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +8,13 @@ import pytest
 import relatives
 from conversions import run_script
 from relatives import CONFIGS, ONE_OF_EACH
+from round_trips import check_documented, check_round_trip
 
 import specjax
 from convert import llama_weights as weights
 from specjax import testing
 from specjax.drafters import DraftModel, PromptLookup, TreeModel
 from specjax.models import cache as kv
-from specjax.models.configs import from_hf, to_hf
 
 TOKENS = np.random.default_rng(7).integers(0, 61, (2, 40), dtype=np.int32)
 OTHERS = (TOKENS[:, ::-1] + 1) % 61  # what a rejected draft might have held
@@ -75,21 +73,12 @@ def test_greedy_speculation_is_transformers_greedy_text(name, drafter):
 
 
 def test_the_documents_table_has_every_configuration():
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    assert [name for name in CONFIGS if name not in rows] == []
+    check_documented(CONFIGS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations_and_tensors_survive_a_round_trip(name):
-    folder = relatives.folder(name)
-    config = from_hf(json.loads((folder / "config.json").read_text()))
-    assert from_hf(json.loads(json.dumps(to_hf(config)))) == config
-    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    lm = specjax.load(folder)
-    back = weights.to_hf(config, lm.params)
-    original = {n: w.detach().numpy() for n, w in relatives.model(name).state_dict().items() if n in back}
-    assert all((back[n] == w).all() for n, w in original.items()) and len(original) == len(back)
+    check_round_trip(relatives.folder(name), relatives.model(name))
 
 
 @pytest.mark.parametrize("name", slow_unless({"gpt2"}, ONE_OF_EACH))

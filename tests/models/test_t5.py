@@ -1,7 +1,5 @@
 """T5 against transformers: encoder, decoder and cache, greedy texts, files, and what is refused."""
 
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +8,16 @@ import pytest
 import t5_folders
 import torch
 from conversions import run_script
+from round_trips import check_documented, check_round_trip
 from t5_folders import CONFIGS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import specjax
-from convert import llama_weights as weights
 from specjax import testing
 from specjax.decode import prefill
 from specjax.drafters import DraftModel, FirstOf, LayerSkip, Lookahead, PromptLookup, TreeModel
 from specjax.models import cache as kv
 from specjax.models import t5
-from specjax.models.configs import from_hf, to_hf
 
 RNG = np.random.default_rng(7)
 SOURCES = [RNG.integers(2, 61, 26).tolist(), RNG.integers(2, 61, 9).tolist()]
@@ -161,21 +158,12 @@ def test_a_draft_that_lags_near_the_end_of_its_cache_leaves_the_source_alone():
 
 
 def test_the_documents_table_has_every_configuration():
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    assert [name for name in CONFIGS if name not in rows] == []
+    check_documented(CONFIGS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations_and_tensors_survive_a_round_trip(name):
-    folder = t5_folders.folder(name)
-    config = from_hf(json.loads((folder / "config.json").read_text()))
-    assert from_hf(json.loads(json.dumps(to_hf(config)))) == config
-    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    lm = specjax.load(folder)
-    back = weights.to_hf(config, lm.params)
-    original = {n: w.detach().numpy() for n, w in t5_folders.model(name).state_dict().items() if n in back}
-    assert all((back[n] == w).all() for n, w in original.items()) and len(original) == len(back)
+    check_round_trip(t5_folders.folder(name), t5_folders.model(name))
 
 
 @pytest.mark.slow

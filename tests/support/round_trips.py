@@ -1,0 +1,25 @@
+"""What must hold for every tiny configuration of a family: docs/models.md lists it, and nothing is lost in files."""
+
+import json
+from pathlib import Path
+
+import specjax
+from convert import llama_weights as weights
+from specjax.models.configs import from_hf, to_hf
+
+
+def check_documented(names):
+    """Each configuration has a row in the table of docs/models.md."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert [name for name in names if name not in rows] == []
+
+
+def check_round_trip(folder, model):
+    """The configuration and every tensor of transformers' ``model``, saved in ``folder``, survive a round trip."""
+    config = from_hf(json.loads((folder / "config.json").read_text()))
+    assert from_hf(json.loads(json.dumps(to_hf(config)))) == config
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    back = weights.to_hf(config, specjax.load(folder).params)
+    original = {n: w.detach().numpy() for n, w in model.state_dict().items() if n in back}
+    assert all((back[n] == w).all() for n, w in original.items()) and len(original) == len(back)
