@@ -4,6 +4,7 @@ python scripts/spec_bench.py --prompts question.jsonl --per-task 4 --max-new-tok
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -99,6 +100,11 @@ def loaded(args: argparse.Namespace) -> tuple[specjax.LM, specjax.LM | None, Can
     return lm, of_models[0] if of_models else None, offered if args.only else chosen_of(offered, usual)
 
 
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def contestants(
     lm: specjax.LM, helper: specjax.LM | None, offered: Candidates, count: int, peer: Any
 ) -> Sequence[spec_bench.Contestant]:
@@ -140,6 +146,9 @@ def run(args: argparse.Namespace) -> None:
         "dtype": str(lm.dtype), "device": jax.devices()[0].device_kind, "jax": jax.__version__,
         "max_new_tokens": args.max_new_tokens, "alpha": args.alpha if args.planted else None,
     }  # fmt: skip
+    told = {name: value for name, value in about.items() if value is not None}
+    about |= {"draft_model": args.draft_model, "prompts": digest(args.prompts)}
+    about["trained"] = {name: digest(Path(name)) if Path(name).is_file() else None for name in args.trained or ()}
     records = spec_bench.Records(args.answers, about)
     rows = contestants(lm, helper, chosen_of(offered, args.only), args.max_new_tokens, peer)
     for temperature in args.temperature:
@@ -151,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
     asked = [records.found[key] for key in wanted]
     found = {t: spec_bench.figures(asked, t) for t in args.temperature}
     for temperature, table in found.items():
-        print(f"T = {temperature:g}; {', '.join(f'{k} {v}' for k, v in about.items() if v is not None)}\n")
+        print(f"T = {temperature:g}; {', '.join(f'{k} {v}' for k, v in told.items())}\n")
         print(spec_bench.markdown(table, same_texts=not temperature) + "\n")
     if args.json:
         args.json.write_text(json.dumps({**about, "temperatures": {f"{t:g}": x for t, x in found.items()}}, indent=1))

@@ -28,6 +28,7 @@ from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import DFlash, DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.measure.benchmark.case import SHAPES
+from specjax.models.config import LlamaConfig
 from specjax.models.heads.dflash_head import DFlashHeadConfig, layers_for
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
@@ -38,6 +39,7 @@ from specjax.report.progress import say
 from specjax.testing import planted_writer
 from specjax.training import loop, plots
 from specjax.training.losses import LOSSES
+from specjax.training.mark import mark
 from specjax.training.texts import Texts, dialogues, over_passages
 from specjax.training.train_dflash import DFlashObjective
 from specjax.training.train_draft import DraftObjective
@@ -63,6 +65,10 @@ OF_KINDS = {
 }
 # Flags of sampling, which have no effect if the texts are read from a file.
 SAMPLING = ("dialogues", "sample_batch", "sample_seconds", "text_tokens", "passages", "row_tokens", "prompts")
+
+
+# All settings that texts depend on, beside the model and the prompts.
+OF_TEXTS = ("dtype", "seed", "dialogues", "text_tokens", "passages", "row_tokens")
 
 
 def _parser() -> Parser:
@@ -128,7 +134,10 @@ def parse(argv=None) -> argparse.Namespace:
             parser.error(f"{flag(name)} can't be chosen with --start-from: it stays as in that drafter")
     if args.kind == "early-exit" and args.start_from:
         parser.error("--kind early-exit trains a model on: give its folder as --model, not --start-from")
-    parser.at_least_one(args, "unroll", "draft_vocab", "head_layers")
+    parser.at_least_one(args, "unroll", "draft_vocab", "head_layers", "steps", "batch", "every", "sample_batch")
+    parser.at_least_one(args, "dialogues", "heads", "lookahead_tokens", "intermediate")
+    if args.passages and args.text_tokens > args.row_tokens:
+        parser.error(f"--text-tokens {args.text_tokens} must fit into a row, which has --row-tokens {args.row_tokens}")
     if args.block_size < 2:
         parser.error(f"--block-size must be at least 2, got {args.block_size}: a block's first token is not drafted")
     if args.row_tokens != parser.get_default("row_tokens") and not args.passages:
@@ -249,6 +258,9 @@ def texts_of(args: argparse.Namespace, target: specjax.LM) -> Texts:
         return Texts.load(args.texts)
     prompts = [prompt for _, prompt in read_prompts(args.prompts)] if args.prompts else []
     parts = None if args.texts is None else args.texts.with_name(args.texts.name + ".parts")
+    if parts:
+        settings = {"model": name_of(args), "prompts": prompts, **{name: getattr(args, name) for name in OF_TEXTS}}
+        mark(parts / "settings.json", json.dumps(settings), "texts that were begun with other settings")
     made = kept(parts and parts / "short.npz", lambda: dialogues(
         target, args.dialogues, args.text_tokens, batch=min(args.sample_batch, args.dialogues), seed=args.seed,
         prompts=prompts, seconds=args.sample_seconds, folder=parts and parts / "short",
@@ -286,6 +298,8 @@ def run(args: argparse.Namespace) -> None:
         import matplotlib  # noqa: F401  (a missing package is refused before any work)
     target = target_of(args)
     check_no_encoder(target, "scripts/train_drafter.py")
+    if args.kind in ("eagle", "eagle3", "dflash") and not isinstance(target.config, LlamaConfig):
+        raise ValueError(f"--kind {args.kind} makes Llama's layers, and {name_of(args)} has others; use medusa or pass")
     # An objective that needs no texts is built first, so that bad arguments are refused before any sampling.
     early = args.start_from or args.kind in ("pass", "draft", "early-exit")
     objective = objective_of(args, target) if early else None

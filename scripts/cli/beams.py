@@ -27,9 +27,9 @@ def settle(args: argparse.Namespace) -> None:
     args.early_stopping = EARLY[args.early_stopping]
     if args.num_beams == 1:
         return
-    given = [name for name, off in ONE_TEXT.items() if getattr(args, name) != off]
+    given = [name for name, off in ONE_TEXT.items() if getattr(args, name) not in (off, False)]
     if given:
-        raise ValueError(f"--{', --'.join(given)} can't go with --num-beams")
+        raise ValueError(f"--{', --'.join(given)} can't go with --num-beams; leave one of them out")
     args.drafter = "none" if args.drafter == "auto" else args.drafter
 
 

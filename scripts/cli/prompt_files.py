@@ -8,6 +8,7 @@ from typing import Any
 from specjax.generation.prompts import encode_prompts
 from specjax.measure.spec_bench import Question
 from specjax.models.lm import LM
+from specjax.models.model import check_no_encoder
 
 # The eight categories of MT-Bench. Spec-Bench's multi-turn task is MT-Bench, and its prompts have these categories.
 MT_BENCH = frozenset("writing roleplay reasoning math coding extraction stem humanities".split())
@@ -105,6 +106,7 @@ def encoded_prompts(lm: LM, path: str | Path, longest: int) -> list[tuple[str, l
       OSError: the file can't be read.
       ValueError: as in :func:`read_prompts`; or every prompt is longer, or the model has no tokenizer.
     """
+    check_no_encoder(lm, "a file of chats")
     found = [(task, encode_prompts(lm, [prompt], chat=True)[0]) for task, prompt in read_prompts(path)]
     short = [(task, ids) for task, ids in found if len(ids) <= longest]
     if not short:

@@ -167,7 +167,10 @@ _SAFE = 3
 
 
 def read_sources(lm: Model, cache: KVCache, state: DecodeState) -> KVCache:
-    """The cache of a draft model that may not have read along, once its encoder, if any, has read every source."""
+    """The cache of a draft model that may not have read along, once its encoder, if any, has read every source.
+
+    If one row's source is not read, the sources of all rows are read, and their texts once more after that.
+    """
     if not lm.has_encoder:
         return cache
     ends = state.request.prompt_lengths - 1

@@ -131,7 +131,7 @@ def check_draft_model(target: Model, draft: Model, any_tokenizer: bool = False) 
     if draft.mesh != target.mesh:
         raise ValueError(
             f"the draft model is on {_devices(draft)} and the target on {_devices(target)}; put the draft beside "
-            "it with specjax.parallel.replicate(draft, mesh)"
+            "it with specjax.parallel.replicate(draft, target.mesh)"
         )
     if draft.tokenizer is not None and target.tokenizer is not None and not any_tokenizer:
         check_same_tokenizer(
@@ -145,4 +145,4 @@ jax.tree_util.register_dataclass(
 
 
 def _devices(lm: Model) -> str:
-    return "one device" if lm.mesh is None else f"a mesh of {lm.mesh.size}"
+    return "one device" if lm.mesh is None else f"a mesh of {dict(lm.mesh.shape)}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from specjax.decode.arrays import row_at
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import Stateless
 from specjax.drafting.grow_tree import ChainOrTree, Tree, drawn_at_once
@@ -52,10 +53,9 @@ class PaSS(ChainOrTree, Stateless):
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
-        rows = jnp.arange(len(state.lengths), dtype=jnp.int32)
-        last = target.embed(state.tokens[rows, state.lengths - 1])[:, None]  # [B, 1, H]
+        last = target.embed(row_at(state.tokens, jnp.maximum(state.lengths - 1, 0)))[:, None]  # [B, 1, H]
         ahead = self.params["table"][: num_speculative_tokens - 1].astype(last.dtype)
-        block = jnp.concatenate([last, jnp.broadcast_to(ahead, (len(rows), *ahead.shape))], axis=1)
+        block = jnp.concatenate([last, jnp.broadcast_to(ahead, (len(last), *ahead.shape))], axis=1)
         out = target(None, kv.with_lengths(state.cache, state.lengths - 1), embedded=block)
         draft = drawn_at_once(out.logits, self.tree, state, keys, num_speculative_tokens, self.temperature)
         return draft, own, out.cache

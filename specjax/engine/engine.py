@@ -116,7 +116,8 @@ class Engine:
         wanted = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
         pages = -(-wanted // parts)  # of each part of the mesh, which has a null page too
         self.kv_tokens = pages * parts * PAGE  # that fit into all pages
-        self.longest = sizes.longest(self.capacity, pages * PAGE, headroom)  # the most tokens of one request
+        # The most tokens of one request.
+        self.longest = sizes.longest(lm, self.capacity, self.kv_tokens, headroom, parts)
         self.limits = Limits(slots, tokens, parts * (pages + 1), stops=32, lists=sizes.listed(lm, max_listed))
         self._loop = Loop(self.decoder, self.limits, chunk, headroom, overcommit, paced=not exact, calls=calls)
         self.programs = self._loop.programs

@@ -50,13 +50,18 @@ def parts(lm: LM, slots: int) -> int:
     return found
 
 
-def longest(capacity: int, kv_tokens: int, headroom: int) -> int:
-    """The most tokens of a request. Raises ValueError if not even the request of ``Engine.warmup`` fits."""
-    found = min(capacity, kv_tokens - headroom)
-    if found < 3:
+def longest(lm: LM, capacity: int, kv_tokens: int, headroom: int, parts: int) -> int:
+    """The most tokens of a request, whose pages lie in one of the ``parts`` that share ``kv_tokens`` evenly.
+
+    Raises:
+      ValueError: not even the request of ``Engine.warmup`` fits.
+    """
+    found, least = min(capacity, kv_tokens // parts - headroom), 3 + len(lm.config.start_ids)
+    if found < least:
+        shared = f", of which each of the {parts} parts of the mesh has its share," if parts > 1 else ""
         raise ValueError(
-            f"no request fits into capacity {capacity} and kv_tokens {kv_tokens}: a prompt of two tokens and one new "
-            f"token need room for 3 tokens, and for {headroom} more in kv_tokens; give larger numbers"
+            f"no request fits into capacity {capacity} and kv_tokens {kv_tokens}{shared}: a prompt of two tokens and "
+            f"one new token need room for {least} tokens, and for {headroom} more in kv_tokens; give larger numbers"
         )
     return found
 

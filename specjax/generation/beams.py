@@ -27,6 +27,9 @@ REFUSED = {
     "block_width": "all calls of the target have one width",
     "stop": "only the host could look for strings; eos_token_id names tokens that end a text",
     "logprobs": "Result.scores has the log-probability of each text",
+    "top_k": "all tokens compete",
+    "top_p": "all tokens compete",
+    "min_p": "all tokens compete",
     "capacity": "the room of a prompt's beams follows from num_beams and max_new_tokens",
 }
 PENALTY = Number(1.0, np.float32, lambda value: in_range(value, -5, 5), "a number from -5 to 5")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specjax.decode.numeric import is_int
 from specjax.generation.beams import beam_search
 from specjax.generation.job import Job
 from specjax.generation.options import asked
@@ -48,7 +49,8 @@ def generate(lm: LM, prompts: str | Sequence, **options) -> Result:
         options forbid every token. Of beam search: fewer texts than ``num_return_sequences`` have a finite score.
     """
     given = asked(options)
-    return job_of(lm, prompts, given).generate() if given.num_beams == 1 else beam_search(lm, prompts, given)
+    one = is_int(given.num_beams) and given.num_beams == 1  # beam_search refuses True, which equals 1
+    return job_of(lm, prompts, given).generate() if one else beam_search(lm, prompts, given)
 
 
 def stream(lm: LM, prompts: str | Sequence, **options) -> Stream:

@@ -72,7 +72,7 @@ class Ours:
     def answer(self, prompt: list[int], temperature: float, seed: int) -> Answer:
         began = time.perf_counter()
         job = prepare(self._lm, [prompt], temperature=temperature, seed=seed, **self._options)
-        programs = job.tokens.shape, temperature
+        programs = job.tokens.shape, job.chunk, temperature
         if programs not in self._warm:
             job.warmup()
             self._warm.add(programs)

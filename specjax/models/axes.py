@@ -18,9 +18,19 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 DATA = "data"
 
 
+def _shares_rows(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the mesh has an axis for rows. The last axis cuts the model, whatever the user called it."""
+    return DATA in mesh.axis_names[:-1]
+
+
+def row_axis(mesh: Mesh) -> str | None:
+    """The name of the axis for rows; None: the mesh has none."""
+    return DATA if _shares_rows(mesh) else None
+
+
 def parts(mesh: Mesh | AbstractMesh | None) -> int:
     """How many parts share the rows; 1 if there is no mesh or no such axis."""
-    return 1 if mesh is None else mesh.shape.get(DATA, 1)
+    return 1 if mesh is None or not _shares_rows(mesh) else mesh.shape[DATA]
 
 
 def whole(mesh: Mesh) -> NamedSharding:
@@ -30,7 +40,7 @@ def whole(mesh: Mesh) -> NamedSharding:
 
 def of_rows(mesh: Mesh) -> NamedSharding:
     """The sharding of arrays [B, ...]: each row is whole on every device of its part."""
-    return NamedSharding(mesh, PartitionSpec(DATA)) if DATA in mesh.axis_names else whole(mesh)
+    return NamedSharding(mesh, PartitionSpec(DATA)) if _shares_rows(mesh) else whole(mesh)
 
 
 def fitted(sharding: NamedSharding, rows: int) -> NamedSharding:

@@ -60,7 +60,10 @@ def check(config: ModelConfig, mesh: Mesh) -> None:
     if set(mesh.axis_types) != {AxisType.Auto}:  # jax.make_mesh makes Explicit axes by default
         raise ValueError(f"the mesh's axes are {mesh.axis_types}, expected Auto; use specjax.parallel.mesh(count)")
     if config.start_ids and axes.parts(mesh) > 1:
-        raise ValueError("a model with an encoder can't share rows over parts of a mesh; run an engine on each part")
+        raise ValueError(
+            f"a model with an encoder can't share rows over the parts of a mesh, got {dict(mesh.shape)}; use "
+            "specjax.parallel.mesh(count), without data"
+        )
     size = mesh.shape[mesh.axis_names[-1]]
     parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
     parts += [] if config.tie_word_embeddings else ["vocab_size"]
@@ -98,7 +101,7 @@ def cache_sharding(mesh: Mesh | None) -> NamedSharding | None:
     """
     if mesh is None:
         return None
-    return NamedSharding(mesh, PartitionSpec(DATA if DATA in mesh.axis_names else None, mesh.axis_names[-1]))
+    return NamedSharding(mesh, PartitionSpec(axes.row_axis(mesh), mesh.axis_names[-1]))
 
 
 def put(leaf: Any, where: Any) -> Any:

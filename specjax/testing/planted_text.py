@@ -27,7 +27,7 @@ def words(tokenizer: Tokenizer, count: int) -> np.ndarray:
 def planted_writer(
     config: LlamaConfig, tokenizer: Tokenizer, peak: float = 12.0, seed: int = 0, dtype: Any = jnp.bfloat16
 ) -> LM:
-    """A model that writes words, for trying out training: what it says depends on chance, and can be learned.
+    """A model that writes words, for trying out training: it samples from a random cycle, which a head can learn.
 
     The model follows a random cycle over some words of the tokenizer. At temperature 1 and the default ``peak`` it
     leaves the cycle for a random word after one token in six.

@@ -22,6 +22,7 @@ from specjax.models.lm import LM
 from specjax.models.model import check_no_encoder
 from specjax.models.quantized import dequantize, is_quantized
 from specjax.report.progress import bar
+from specjax.training.mark import mark
 from specjax.training.texts import Texts
 
 CURVE = "curve.json"  # beside the checkpoints
@@ -205,7 +206,8 @@ def _begin(objective: Objective, texts: Texts, recipe: Recipe, folder: str | Pat
     """The manager of the folder's checkpoints, None without a folder, and the state that training starts from."""
     if folder is None:
         return None, start(objective, recipe)
-    _claim(Path(folder), _identity(objective, texts, recipe))
+    what = "checkpoints of another run (other texts, loss, shape, seed or recipe)"
+    mark(Path(folder) / "run.txt", _identity(objective, texts, recipe), what)
     state, manager = start(objective, recipe), _manager(folder)
     return manager, state if manager.latest_step() is None else _restore(manager, state)
 
@@ -221,22 +223,6 @@ def _identity(objective: Objective, texts: Texts, recipe: Recipe) -> str:
     for array in (*jax.tree.leaves(objective), texts.tokens, texts.lengths, texts.own):
         digest.update(repr((array.shape, array.dtype)).encode() + np.asarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _claim(folder: Path, identity: str) -> None:
-    """Marks a folder as this run's.
-
-    Raises:
-      ValueError: the folder is marked as another run's.
-    """
-    mark = folder / "run.txt"
-    if mark.is_file() and mark.read_text("utf-8") != identity:
-        raise ValueError(
-            f"{folder} holds checkpoints of another run (other texts, loss, shape, seed or recipe); remove it or give "
-            "another folder"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.write_text(identity, "utf-8")
 
 
 def _manager(folder: str | Path):

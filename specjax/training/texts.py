@@ -21,6 +21,7 @@ from specjax.engine.engine import Engine
 from specjax.models.lm import LM
 from specjax.offline import files
 from specjax.offline.rows import Row
+from specjax.training.mark import mark
 
 OPENINGS = (
     "", "", "", "", "", "", "", "",
@@ -48,9 +49,11 @@ class Texts:
     own: np.ndarray
 
     def save(self, path: str | Path) -> None:
-        """Writes the texts to one file."""
-        with open(path, "wb") as file:  # a file, because numpy adds a suffix to a name
+        """Writes the texts to one file, whole or not at all."""
+        begun = Path(f"{path}.new")
+        with open(begun, "wb") as file:  # a file, because numpy adds a suffix to a name
             np.savez(file, **dataclasses.asdict(self))
+        begun.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Texts":
@@ -189,14 +192,9 @@ def _begun(
         {"id": i, "prompt": before + text, "temperature": temperatures[i % len(temperatures)], "seed": seed + i}
         for i, text in enumerate(texts)
     ]
-    path, text = folder / "begun.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
-    if path.is_file() and path.read_text("utf-8") != text:
-        raise ValueError(
-            f"{folder} holds dialogues that were begun with other settings (number, seed, questions or temperatures); "
-            "remove it, or give the settings of then"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+    path = folder / "begun.jsonl"
+    what = "dialogues that were begun with other settings (number, seed, questions or temperatures)"
+    mark(path, "".join(json.dumps(row) + "\n" for row in rows), what)
     return path
 
 

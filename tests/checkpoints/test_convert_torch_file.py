@@ -135,6 +135,7 @@ def as_torch(folder, old, new, dtype=torch.float32):
     torch.save({n: t.to(dtype) if t.is_floating_point() else t for n, t in each.items()}, folder / new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", ["pytorch_model.bin", "model.pt"])
 def test_an_eagle_head_of_torch_drafts_as_it_did(tmp_path, new):
     drafter = random_head()

@@ -27,13 +27,13 @@ HISTORY |= {d for d in DRAFTERS if "lookahead" in d}
 MEMORYLESS = [d for d in DRAFTERS if d not in HISTORY]
 VERIFIERS = testing.lossless_verifiers()
 # By default every check with the drafters that differ most and each verifier with a sampled draft, and the joint law of
-# the drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow). Trees with
+# most drafters whose exactness rests on an argument of their own; the rest is slow (pytest -m slow). Trees with
 # replacement have their law by default in test_trees.py, where it costs little.
 CORE = {("prompt lookup", "rejection"), ("tree", "rejection")} | {("noisy twin", v) for v in VERIFIERS}
 CORE -= {("noisy twin", "traversal")}  # on chains this is block, verdict by verdict (test_traversal.py)
 SEEN = {"prompt lookup", "noisy twin"}
-OWN_ARGUMENT = ("early exit", "twin, confidence", "one model twice in one tree", "block head")
-LAWS = CORE | {(d, "rejection") for d in OWN_ARGUMENT}
+OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "one model twice in one tree", "block head")
+LAWS = CORE - {("noisy twin", "coupled")} | {(d, "rejection") for d in OWN_ARGUMENT}
 
 
 TABLE = pairs(CORE)

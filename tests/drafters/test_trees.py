@@ -216,6 +216,7 @@ def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     assert moved > 4
 
 
+@pytest.mark.slow
 def test_a_row_fills_buffers_that_hold_not_one_token_more():
     job = prepare(LM, PROMPTS, drafter=TREE, **SAMPLED)
     capacity = int(jnp.max(job.request.limit)) + job.decoder.plan.block

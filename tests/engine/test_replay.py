@@ -22,7 +22,7 @@ NEUTRAL = dict(
     frequency_penalty=None, no_repeat_ngram_size=None, logit_bias=None, min_new_tokens=None, allowed_token_ids=None,
 )  # fmt: skip
 LENGTHS = (5, 1, 70, 130, 64, 65, 66, 128, 129, 2, 3)  # around whole pages, and shorter than a draft
-# By default the drafters whose states differ most: none, an own cache, a cache and a feature of the target, a tree.
+# By default two drafters whose states differ: an own cache, and a cache and a feature of the target.
 QUICK = {("noisy twin", "block"), ("head", "rejection")}
 
 

@@ -9,7 +9,7 @@ from specjax.engine import swap
 from specjax.models.cache import PAGE
 
 SIZES = dict(slots=4, capacity=250, prefill_chunk=64, num_speculative_tokens=3, overcommit=True)
-# By default a drafter that has a cache, and one that also has an output of its own. Prompt lookup has no state.
+# By default a drafter that has a cache and an output of its own. Prompt lookup has no state.
 QUICK = {("head", "rejection")}
 
 

@@ -171,6 +171,8 @@ def test_penalties_and_masks_are_those_of_transformers(name):
 
 
 REFUSALS = {
+    "top_p can't be combined with num_beams": dict(top_p=0.9),
+    "num_beams must be an integer of at least 1, got True": dict(num_beams=True),
     "num_beams must be an integer": dict(num_beams=0),
     "num_return_sequences must be .* which is 3, got 4": dict(num_return_sequences=4),
     "length_penalty must be a number from -5 to 5, got 9": dict(length_penalty=9),

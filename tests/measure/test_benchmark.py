@@ -64,6 +64,7 @@ def test_speedups_stand_beside_theory_at_what_was_measured(case, ours, capsys):
     assert other["round"] == "T = 1" and f"{other['theorem']:.2f} x plain" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_early_exit_is_measured_on_a_model_that_it_suits(case):
     """One layer of two drafts at the rate asked for, and what it reads is the floor of a draft step."""
     table = Table({"bandwidth": case.speed})

@@ -11,7 +11,7 @@ from attention_cases import CASES, case, in_pages
 import specjax
 from specjax import testing
 from specjax.drafters import DynamicTree, LayerSkip, PromptLookup
-from specjax.models import attention, fused_attention
+from specjax.models import attention, axes, fused_attention, parallel
 from specjax.models import cache as kv
 from specjax.models import lm as language_model
 from specjax.models.attention import Block
@@ -338,6 +338,12 @@ def test_on_a_hopper_card_a_program_gets_the_hopper_kernel(monkeypatch, masked, 
     text = program.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 2, "attention, and the sums of the parts"
     assert "output_operand_alias" in text, "caches are changed in place"
+
+
+def test_the_last_axis_of_a_mesh_cuts_the_model_whatever_its_name():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    assert axes.parts(mesh) == 1 and axes.row_axis(mesh) is None
+    assert parallel.cache_sharding(mesh).spec == jax.P(None, "data")
 
 
 def test_an_additive_bias_and_no_rotation_are_those_of_the_formula():

@@ -100,6 +100,7 @@ def tokens(lm, drafter=None):
     return out.tokens, np.mean([m.draft_acceptance_rate or 0.0 for m in out.metrics])
 
 
+@pytest.mark.slow
 def test_lossless_is_about_the_target_as_it_is_stored():
     """A quantised target has its own text, which drafters keep; a quantised draft leaves its target's text alone."""
     lm = testing.tiny_lm(0, num_hidden_layers=1)

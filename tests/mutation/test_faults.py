@@ -10,6 +10,7 @@ import pytest
 from faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
+PYTEST = [sys.executable, *"-m pytest -p faults -n 0 --tb=no -rf -m".split(), "slow or not slow"]
 
 
 @pytest.mark.slow
@@ -19,7 +20,7 @@ def test_fault_is_caught(name):
     expected = FAULTS[name][1]
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "faults", "-n", "0", "--tb=no", "-rf", *expected],
+        [*PYTEST, *expected],
         cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": path, "SPECJAX_FAULT": name, "COLUMNS": "400"},
     )  # fmt: skip

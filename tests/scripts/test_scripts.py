@@ -66,6 +66,8 @@ def test_drafters_are_compared_by_task(capsys, tmp_path, bars):
     (["--kind", "draft", "--unroll", "2"], "--unroll is for --kind eagle or eagle3, not draft"),
     (["--kind", "eagle3", "--block-size", "4"], "--block-size is for --kind dflash, not eagle3"),
     (["--kind", "dflash", "--block-size", "1"], "--block-size must be at least 2, got 1"),
+    (["--kind", "eagle3", "--every", "0"], "--every must be"),
+    (["--kind", "eagle3", "--passages", "2", "--text-tokens", "9", "--row-tokens", "8"], "must fit into a row"),
     (["--kind", "medusa", "--start-from", "x", "--heads", "2"], "--heads can't be chosen with --start-from"),
 ])  # fmt: skip
 def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):

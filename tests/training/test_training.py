@@ -78,7 +78,7 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize(
     "objective",
-    [pytest.param(x, id=n, marks=() if n in ("eagle3", "draft") else pytest.mark.slow) for n, x in OBJECTIVES.items()],
+    [pytest.param(x, id=n, marks=() if n == "eagle3" else pytest.mark.slow) for n, x in OBJECTIVES.items()],
 )
 def test_training_raises_acceptance_in_use(objective):
     """What the loop reports is what a run shows: acceptance rises, and the drafter of the weights decodes with it."""

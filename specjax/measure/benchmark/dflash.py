@@ -17,7 +17,7 @@ def by_head(head: DFlash, table: np.ndarray) -> tuple[Drafting, ...]:
     """
     layers = head.params["layers"].values()
     entries = sum(x.nbytes for layer in layers for x in jax.tree.leaves(layer["attention"]["qkv"]))
-    everything = sum(x.nbytes for x in jax.tree.leaves(head.params))  # and the entries' part is read once more
+    everything = sum(x.nbytes for x in jax.tree.leaves(head.params))  # and ``commit`` reads the qkv weights again
 
     def expected(size: int) -> float:
         return 1 + float(theory.expected_accepted_length(table[:size, 0]))
