@@ -38,7 +38,7 @@ def test_figures_follow_the_definitions():
 
 
 def driven(count, streams, rate):
-    """The times at which requests were sent, in their order, the most that ran at once, and what was seen."""
+    """The times at which requests were sent, the most that ran at once, and what was seen."""
     sent, running, most = [], 0, 0
 
     async def ask(request):
@@ -53,7 +53,8 @@ def driven(count, streams, rate):
     requests = [Request("a", 1, 0.0, seed) for seed in range(count)]
     seen, seconds = asyncio.run(drive(requests, ask, streams, rate, seed=1))
     assert [one.text for one in seen] == [str(seed) for seed in range(count)] and seconds > 0
-    assert [seed for seed, _ in sent] == list(range(count))
+    order = [seed for seed, _ in sent]  # two requests of nearly the same moment may change places
+    assert (order if rate is None else sorted(order)) == list(range(count))
     return [moment for _, moment in sent], most
 
 
