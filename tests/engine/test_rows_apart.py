@@ -121,7 +121,7 @@ def test_no_bit_of_a_cascades_draft_depends_on_how_long_the_inner_drafts_of_othe
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("cascade", "draft model") else pytest.mark.slow) for n in CHAINS]
+    "name", [pytest.param(n, marks=() if n == "draft model" else pytest.mark.slow) for n in CHAINS]
 )
 def test_only_a_drafter_whose_plan_says_so_has_other_bits_at_another_length(name):
     """``Adaptive`` drafts at the length that the longest draft of all rows needs."""

@@ -18,7 +18,7 @@ each_lossless = pytest.mark.parametrize("name", LOSSLESS)
 
 
 @each_lossless
-@pytest.mark.parametrize("greedy", [False, True], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["drawn", "greedy"])
 def test_joint_law_over_rounds(name, greedy):
     """Four tokens over rounds of two and three drafted ones, against plain sampling's exact law."""
     for size, seed in ((2, 4), (3, 1)):
