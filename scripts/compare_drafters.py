@@ -22,7 +22,7 @@ from cli.prompt_files import encoded_prompts
 import specjax
 from specjax import drafters as d
 from specjax.checkpoints.trained_drafters import load as load_drafter
-from specjax.checkpoints.trained_drafters import read_about, shipped
+from specjax.checkpoints.trained_drafters import trained_for
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.grow_tree import tree_of
 from specjax.drafting.topology import sequoia
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> None:
     compilation_cache_of_script(args.compilation_cache)
     lm = specjax.load(args.model, dtype=args.dtype)
     if args.trained is None:
-        args.trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
+        args.trained = trained_for(args.model)
     exits = args.exit_layers or [lm.config.num_hidden_layers * 5 // 6]
     by_task, spare = split_prompts(lm, args)
     common = room(lm, args)

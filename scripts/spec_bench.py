@@ -22,7 +22,7 @@ from compare_drafters import LOOKUP, Candidates, candidates, chosen_of
 import specjax
 from specjax import drafters as d
 from specjax.checkpoints.trained_drafters import load as load_drafter
-from specjax.checkpoints.trained_drafters import read_about, shipped
+from specjax.checkpoints.trained_drafters import trained_for
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.measure import spec_bench
 from specjax.measure.benchmark import peers
@@ -90,9 +90,10 @@ def loaded(args: argparse.Namespace) -> tuple[specjax.LM, specjax.LM | None, Can
     lm = specjax.load(args.model, dtype=args.dtype)
     trained = args.trained
     if trained is None:
-        trained = [name for name in shipped() if read_about(name)["about"]["model"] == args.model]
+        trained = trained_for(args.model)
     offered = candidates(lm, list, [], [], trained, [])
-    of_models = [x.lm for x in (load_drafter(name, lm) for name in trained) if isinstance(x, d.DraftModel)]
+    found = (load_drafter(name, lm) for name in trained)
+    of_models = [drafter.lm for drafter in found if isinstance(drafter, d.DraftModel)]
     if args.draft_model:
         of_models.insert(0, specjax.load(args.draft_model, dtype=args.dtype))
         offered["draft model, chain of 5"] = (lambda: d.DraftModel(of_models[0]), K)

@@ -83,6 +83,11 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
 
 
+def trained_for(model: str) -> list[str]:
+    """Names of the drafters that come with specjax and were trained for a model, by the name that was given for it."""
+    return [name for name in shipped() if read_about(name)["about"]["model"] == model]
+
+
 def shipped_for(model: str) -> str | None:
     """The name of the shipped drafter to use with a model; None if there is none.
 
@@ -91,11 +96,7 @@ def shipped_for(model: str) -> str | None:
     """
     if Path(model).exists():  # specjax.load then takes the path, not the name
         return None
-    for name in shipped():
-        head = read_about(name)
-        if head["kind"] == "eagle3" and head["about"]["model"] == model:
-            return name
-    return None
+    return next((name for name in trained_for(model) if read_about(name)["kind"] == "eagle3"), None)
 
 
 def read_about(name_or_path: str | Path) -> dict:

@@ -132,8 +132,7 @@ def _counts(context: Context, vocab: int, from_prompt: bool) -> jax.Array:
       from_prompt: whether the prompt is counted too; False: the output alone.
     """
     index = span(context.tokens.shape[1])
-    begins = jnp.zeros_like(context.lengths) if context.begins is None else context.begins
-    start = begins if from_prompt else context.prompt_lengths
+    start = context.counted_from if from_prompt else context.prompt_lengths
     counted = (index >= start[:, None]) & (index < context.lengths[:, None])  # [B, L]
 
     def row(tokens, counted, path):
@@ -152,7 +151,6 @@ def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context)
       context: the tokens before each position. Prompt and output count, an encoder's source does not.
     """
     vocab = logits.shape[-1]
-    begins = jnp.zeros_like(context.lengths) if context.begins is None else context.begins
 
     def position(logits, size, tokens, length, begin, path):
         end = length + jnp.sum(path != NO_TOKEN, dtype=jnp.int32)
@@ -163,7 +161,7 @@ def forbid_repeated_ngrams(logits: jax.Array, size: jax.Array, context: Context)
         return logits.at[jnp.where(repeats, tokens, vocab)].set(-jnp.inf, mode="drop")
 
     over_positions = jax.vmap(position, in_axes=(0, None, None, None, None, 0))
-    return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, begins, context.path)
+    return jax.vmap(over_positions)(logits, size, context.tokens, context.lengths, context.counted_from, context.path)
 
 
 def forbid_padding(logits: jax.Array, vocabulary: jax.Array, context: Context) -> jax.Array:

@@ -112,6 +112,11 @@ class Context(NamedTuple):
     # i32[B] Where the text begins, of which repetition counts: after the source of an encoder. None: at 0.
     begins: jax.Array | None = None
 
+    @property
+    def counted_from(self) -> jax.Array:
+        """i32[B] The first token that repetition counts."""
+        return jnp.zeros_like(self.lengths) if self.begins is None else self.begins
+
 
 def _padded(given: Any, neutral: np.ndarray) -> Any:
     """``given`` padded to the shape of ``neutral``: lists of ids with NO_TOKEN, lists of amounts with 0.

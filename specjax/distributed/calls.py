@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from specjax.decode.decoder import Decoder
 from specjax.decode.types import DecodeState
 from specjax.engine import programs
 from specjax.engine.programs import Limits, Programs, Row
 from specjax.engine.shortened import by_length
+from specjax.models import axes
 from specjax.models.cache import KVCache
 from specjax.models.lm import LM
 
@@ -140,8 +141,8 @@ class Calls:
         out = getattr(self._programs, name)(*args)
         results = list(out) if type(out) is tuple else [out]
         leaving = [result for result in results if not _stays(result)]
-        whole = NamedSharding(self._target.mesh, PartitionSpec())  # type: ignore[arg-type]
-        shown = _whole_copies(leaving or getattr(results[0], "lengths", None), whole)
+        whole = axes.whole(self._target.mesh)  # type: ignore[arg-type]
+        shown = _copies_for_all(leaving or getattr(results[0], "lengths", None), whole)
         self._replica.started(number, name, shown)
         return [result for result in results if _stays(result)] + (shown if leaving else [])
 
@@ -187,6 +188,6 @@ def _stays(result: Any) -> bool:
 
 
 @partial(jax.jit, static_argnames=("whole",))
-def _whole_copies(tree: Any, whole: NamedSharding) -> Any:
+def _copies_for_all(tree: Any, whole: NamedSharding) -> Any:
     """Copies that are whole on every device, so that every rank can read them. The originals may be donated."""
     return jax.lax.with_sharding_constraint(jax.tree.map(jnp.copy, tree), whole)

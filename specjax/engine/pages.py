@@ -7,7 +7,7 @@ A page is in one of three places:
     kept      nobody uses the page, but its entries are those of a known prefix; the page that was used longest ago is
               the first to be given away
 
-Page 0 is the null page of :mod:`specjax.models.cache`. It is in none of these places.
+The null page of :mod:`specjax.models.cache`, the page before the first one here, is in none of these places.
 """
 
 import hashlib

@@ -78,9 +78,8 @@ def attend(
     Returns:
       [B, T, kv_heads * group * D], and both buffers with the block in them.
     """
-    _, size, _, width, dim = qkv.shape
-    angles, bias = block.angles, block.bias
-    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES and dim in (32, 64, 128)
+    angles, bias, dim = block.angles, block.bias, qkv.shape[-1]
+    short = _is_short(qkv) and dim in (32, 64, 128)
     typed = not isinstance(keys, Quantized) and keys.dtype == qkv.dtype and qkv.dtype in (jnp.bfloat16, jnp.float16)
     plain = typed and angles is not None and bias is None and score == PLAIN
     platform = kernels() if plain and (short or _is_chunk(qkv, block, keys)) else None
@@ -95,9 +94,8 @@ def _by_kernel(
 ) -> tuple[jax.Array, Buffer, Buffer]:
     """:func:`attend` by the hand-written kernel that serves the block, if the program runs on ``platform``."""
     _, size, _, width, dim = qkv.shape
-    short = size * (width - 2) <= tuning.MOST_KERNEL_QUERIES
     given = size, width - 2, dim, keys.shape[2], block.table is not None
-    name = implementation(platform, *given) if short else "prompt"
+    name = implementation(platform, *given) if _is_short(qkv) else "prompt"
     if name == "xla":
         return by_xla(qkv, block, keys, values)
 
@@ -180,6 +178,12 @@ def implementation(platform: str | None, block: int, group: int, dim: int, capac
 def usual_implementation() -> str:
     """:func:`implementation` of a token on a paged cache with heads of 64 or 128."""
     return implementation(kernels(), 1, 1, 64, PAGE, True)
+
+
+def _is_short(qkv: jax.Array) -> bool:
+    """Whether a block has so few queries that a kernel for decoding serves it."""
+    _, size, _, width, _ = qkv.shape
+    return size * (width - 2) <= tuning.MOST_KERNEL_QUERIES
 
 
 def _is_chunk(qkv: jax.Array, block: Block, keys: Any) -> bool:

@@ -18,19 +18,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 DATA = "data"
 
 
-def _shares_rows(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether the mesh has an axis for rows. The last axis cuts the model, whatever the user called it."""
-    return DATA in mesh.axis_names[:-1]
-
-
-def row_axis(mesh: Mesh) -> str | None:
-    """The name of the axis for rows; None: the mesh has none."""
-    return DATA if _shares_rows(mesh) else None
+def row_axis(mesh: Mesh | AbstractMesh) -> str | None:
+    """The name of the axis for rows; None: the mesh has none. The last axis cuts the model, whatever its name."""
+    return DATA if DATA in mesh.axis_names[:-1] else None
 
 
 def parts(mesh: Mesh | AbstractMesh | None) -> int:
     """How many parts share the rows; 1 if there is no mesh or no such axis."""
-    return 1 if mesh is None or not _shares_rows(mesh) else mesh.shape[DATA]
+    return 1 if mesh is None or row_axis(mesh) is None else mesh.shape[DATA]
 
 
 def whole(mesh: Mesh) -> NamedSharding:
@@ -40,7 +35,7 @@ def whole(mesh: Mesh) -> NamedSharding:
 
 def of_rows(mesh: Mesh) -> NamedSharding:
     """The sharding of arrays [B, ...]: each row is whole on every device of its part."""
-    return NamedSharding(mesh, PartitionSpec(DATA)) if _shares_rows(mesh) else whole(mesh)
+    return whole(mesh) if row_axis(mesh) is None else NamedSharding(mesh, PartitionSpec(DATA))
 
 
 def fitted(sharding: NamedSharding, rows: int) -> NamedSharding:
@@ -64,10 +59,10 @@ def by_part(call: Callable, mesh: Mesh | None, rows: int) -> Callable:
 def on_host(tree: Any, mesh: Mesh | None) -> Any:
     """The arrays [B, ...] as NumPy's. Rows that lie in other processes are fetched from there."""
     if parts(mesh) > 1 and any(not x.is_fully_addressable for x in jax.tree.leaves(tree)):
-        tree = _whole_copies(tree, whole(mesh))  # type: ignore[arg-type]
+        tree = _made_whole(tree, whole(mesh))  # type: ignore[arg-type]
     return jax.device_get(tree)
 
 
 @partial(jax.jit, static_argnames="sharding")
-def _whole_copies(tree: Any, sharding: NamedSharding) -> Any:
+def _made_whole(tree: Any, sharding: NamedSharding) -> Any:
     return jax.lax.with_sharding_constraint(tree, sharding)

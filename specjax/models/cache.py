@@ -12,7 +12,8 @@ paged cache (Kwon et al. 2023, PagedAttention) all rows share one pool of pages,
     table of row b:    [ 7, 3, 9, 0 ]        slot 130 of row b is slot 130 - 2 * 64 = 2 of page 9
     pool:              page 0, page 1, ...   a page holds PAGE = 64 slots
 
-Page 0 is the null page. Rows that own no page at some place of their table have a 0 there. What is written to the null
+Page 0 is the null page; on a mesh whose parts share the rows, each part has its own, the first of its pages, which the
+part's rows name 0 too. Rows that own no page at some place of their table have a 0 there. What is written to the null
 page is never read unmasked. A slot past the end of the table is a slot of the null page.
 
 A model with an encoder has one cache too. The slots of a row's source hold keys and values of the decoder's

@@ -65,9 +65,9 @@ def check(config: ModelConfig, mesh: Mesh) -> None:
             "specjax.parallel.mesh(count), without data"
         )
     size = mesh.shape[mesh.axis_names[-1]]
-    parts = ["num_key_value_heads", "intermediate_size", "hidden_size"]
-    parts += [] if config.tie_word_embeddings else ["vocab_size"]
-    uneven = [f"{name} = {getattr(config, name)}" for name in parts if getattr(config, name) % size]
+    cut = ["num_key_value_heads", "intermediate_size", "hidden_size"]
+    cut += [] if config.tie_word_embeddings else ["vocab_size"]
+    uneven = [f"{name} = {getattr(config, name)}" for name in cut if getattr(config, name) % size]
     if uneven:
         raise ValueError(f"{size} devices can't share evenly {', '.join(uneven)}; take a divisor of each")
 

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from specjax.decode import random
 from specjax.drafters.eagle import Eagle
-from specjax.models import modules, parallel
+from specjax.models import axes, modules, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.lm import LM
@@ -77,7 +77,7 @@ def planted_eagle3(
     target.params["embed"] = marked if mesh is None else jax.device_put(marked, embed.sharding)
     embedded = target.params["embed"][jnp.asarray(tokens)]  # [D, H]
     if mesh is not None:
-        embedded = jax.device_put(embedded, NamedSharding(mesh, PartitionSpec()))
+        embedded = jax.device_put(embedded, axes.whole(mesh))
     last = config.num_hidden_layers
     taps = (2, last // 2, last - 3) if last > 8 else tuple(sorted({0, last // 2, last}))
     layer = dataclasses.replace(target.config, vocab_size=draftable, num_hidden_layers=1)

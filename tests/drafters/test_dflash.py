@@ -77,7 +77,7 @@ def test_what_follow_and_commit_keep_is_what_resume_makes_of_the_whole_text():
 
 @pytest.mark.slow
 def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
-    """It then catches up round by round, in chunks that would not fit past the last tokens."""
+    """The head then catches up round by round, in chunks that would not fit past the last tokens."""
     drafter = Cascade(dataclasses.replace(random_head(), prefill_chunk=64), TARGET, 3)
 
     def head_state(capacity):

@@ -11,7 +11,7 @@ from attention_cases import CASES, case, in_pages
 import specjax
 from specjax import testing
 from specjax.drafters import DynamicTree, LayerSkip, PromptLookup
-from specjax.models import attention, axes, fused_attention, parallel
+from specjax.models import attention, fused_attention
 from specjax.models import cache as kv
 from specjax.models import lm as language_model
 from specjax.models.attention import Block
@@ -20,7 +20,6 @@ from specjax.testing.muted import Muted
 
 INTERPRET = jax.default_backend() != "gpu"
 ON_HOPPER = attention.kernels() == "cuda" and attention._capability() == 9.0
-NEEDS_MOSAIC = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic GPU of JAX 0.11 or newer")
 
 
 def plain(qkv, angles, mask, keys, values, starts):
@@ -291,59 +290,6 @@ def test_what_the_kernel_does_not_serve_is_left_to_xla(monkeypatch):
     assert attention.kernels() is None
     monkeypatch.delenv("SPECJAX_FUSED_ATTENTION")
     assert attention.kernels() == "cuda"
-
-
-@pytest.mark.parametrize(
-    "card, has, block, dim, capacity, wanted",
-    [
-        (9.0, ("mosaic", "triton"), 6, 128, 200, "mosaic"),
-        (9.0, ("mosaic",), 1, 64, 64, "mosaic"),
-        (9.0, ("mosaic", "triton"), 9, 64, 64, "triton"),
-        (9.0, ("mosaic", "triton"), 6, 32, 64, "triton"),
-        (9.0, ("mosaic", "triton"), 6, 64, 97, "triton"),
-        (8.0, ("mosaic", "triton"), 6, 64, 64, "triton"),
-        (10.0, ("mosaic",), 6, 64, 64, "xla"),
-        (9.0, ("mosaic",), 6, 32, 64, "xla"),
-        (9.0, (), 6, 64, 64, "xla"),
-    ],
-)
-def test_the_kernel_is_chosen_by_card_and_shape_and_a_fallback_is_told(
-    monkeypatch, caplog, card, has, block, dim, capacity, wanted
-):
-    monkeypatch.setattr(attention, "_module", lambda name: "a module" if name in has else None)
-    monkeypatch.setattr(attention, "_capability", lambda: card)
-    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
-    attention._log.cache_clear()
-    for _ in range(2):
-        assert attention.implementation("cuda", block, 4, dim, capacity, False) == wanted
-    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == (wanted == "xla"), "once"
-    assert attention.implementation(None, block, 4, dim, capacity, False) == "xla"
-    monkeypatch.delenv("SPECJAX_HOPPER_KERNELS")
-    usual = "triton" if "triton" in has else "xla"
-    assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "nobody asked for the other"
-
-
-@NEEDS_MOSAIC
-@pytest.mark.parametrize("masked, paged", [(False, True), (True, False)])
-def test_on_a_hopper_card_a_program_gets_the_hopper_kernel(monkeypatch, masked, paged):
-    """Compiled for such a card, without one."""
-    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
-    monkeypatch.setattr(attention, "kernels", lambda: "cuda")
-    qkv, angles, mask, *buffers, starts = case((77, 5), 6, 2, 4, 64, 1024, masked)
-    table = np.arange(1, 33).reshape(2, 16) if paged else None
-    buffers = [in_pages(x, table, 33) for x in buffers] if paged else buffers
-    block = Block(starts, angles, mask, None, table)
-    program = jax.jit(attention.attend, donate_argnums=(2, 3)).trace(qkv, block, *buffers)
-    text = program.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu_v2") == 2, "attention, and the sums of the parts"
-    assert "output_operand_alias" in text, "caches are changed in place"
-
-
-def test_the_last_axis_of_a_mesh_cuts_the_model_whatever_its_name():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    assert axes.parts(mesh) == 1 and axes.row_axis(mesh) is None
-    assert parallel.cache_sharding(mesh).spec == jax.P(None, "data")
 
 
 def test_an_additive_bias_and_no_rotation_are_those_of_the_formula():

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import relatives
-from conversions import run_script
 from relatives import CONFIGS, ONE_OF_EACH
-from round_trips import check_documented, check_round_trip
+from round_trips import check_converted, check_documented, check_round_trip
 
 import specjax
 from convert import llama_weights as weights
@@ -83,16 +82,8 @@ def test_configurations_and_tensors_survive_a_round_trip(name):
 
 @pytest.mark.parametrize("name", slow_unless({"gpt2"}, ONE_OF_EACH))
 def test_converted_and_eight_bit_folders_give_the_same_model(name, tmp_path):
-    folder = relatives.folder(name)
-    lm = specjax.load(folder, dtype="float32")
-    assert run_script(folder, tmp_path / "own") == 0
-    own = specjax.load(tmp_path / "own")
-    assert own.config == lm.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), own.params, lm.params))
-    assert run_script(folder, tmp_path / "int8", "--quantize", "int8") == 0
-    small, direct = specjax.load(tmp_path / "int8"), specjax.load(folder, dtype="float32", quantize="int8")
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), small.params, direct.params))
-    exact, rounded = (call(model, TOKENS, model.alloc_cache(2, 40)).logits for model in (lm, small))
+    models = check_converted(relatives.folder(name), tmp_path)
+    exact, rounded = (call(model, TOKENS, model.alloc_cache(2, 40)).logits for model in models)
     assert 0 < np.abs(exact - rounded).max() < 0.25 * np.abs(exact).max()
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import t5_folders
 import torch
-from conversions import run_script
-from round_trips import check_documented, check_round_trip
+from round_trips import check_converted, check_documented, check_round_trip
 from t5_folders import CONFIGS
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -169,16 +168,8 @@ def test_configurations_and_tensors_survive_a_round_trip(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "t5 1.1"])
 def test_converted_and_eight_bit_folders_give_the_same_model(name, tmp_path):
-    folder = t5_folders.folder(name)
-    lm = specjax.load(folder, dtype="float32")
-    assert run_script(folder, tmp_path / "own") == 0
-    own = specjax.load(tmp_path / "own")
-    assert own.config == lm.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), own.params, lm.params))
-    assert run_script(folder, tmp_path / "int8", "--quantize", "int8") == 0
-    small, direct = specjax.load(tmp_path / "int8"), specjax.load(folder, dtype="float32", quantize="int8")
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), small.params, direct.params))
-    exact, rounded = (logits_of(model) for model in (lm, small))
+    models = check_converted(t5_folders.folder(name), tmp_path)
+    exact, rounded = (logits_of(model) for model in models)
     assert 0 < np.abs(exact - rounded).mean() < 0.25 * np.abs(exact).mean()
 
 

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import jax
+from conversions import run_script
+
 import specjax
 from convert import llama_weights as weights
 from specjax.models.configs import from_hf, to_hf
@@ -23,3 +26,16 @@ def check_round_trip(folder, model):
     back = weights.to_hf(config, specjax.load(folder).params)
     original = {n: w.detach().numpy() for n, w in model.state_dict().items() if n in back}
     assert all((back[n] == w).all() for n, w in original.items()) and len(original) == len(back)
+
+
+def check_converted(folder, where):
+    """What ``scripts/convert.py`` writes is what loads directly, as it is and in eight bits. -> both models."""
+    lm = specjax.load(folder, dtype="float32")
+    assert run_script(folder, where / "own") == 0
+    own = specjax.load(where / "own")
+    assert own.config == lm.config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), own.params, lm.params))
+    assert run_script(folder, where / "int8", "--quantize", "int8") == 0
+    small, direct = specjax.load(where / "int8"), specjax.load(folder, dtype="float32", quantize="int8")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), small.params, direct.params))
+    return lm, small

@@ -98,9 +98,7 @@ class Case:
         shapes = SHAPES[target], SHAPES[draft]
         seed = request.get("seed", 0)
         big, small, successor = planted_pair(*shapes, alpha, seed=seed, dtype=jnp.dtype(dtype), mesh=mesh)
-        big = big.quantize(quantize) if quantize else big
-        small = small.quantize(quantize_draft) if quantize_draft else small
-        big, small = (dataclasses.replace(lm, kv_dtype=kv_dtype) for lm in (big, small))
+        big, small = _stored(big, quantize, kv_dtype), _stored(small, quantize_draft, kv_dtype)
         return cls(big, small, successor, alpha, speed=speed, devices=devices, **request)
 
     @classmethod
