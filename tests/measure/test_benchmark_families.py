@@ -99,3 +99,14 @@ def test_peers_of_other_models_than_llamas_are_refused_before_any_work(capsys, n
     monkeypatch.setattr(benchmark.measure, "bandwidth", None)  # not to be reached
     assert benchmark.main(["--target", names[0], "--draft", names[1], "--peers", "transformers"]) == 2
     assert "--peers run models of the type llama, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, args", [
+    ("spec_bench", ["--prompts", "some", "--planted", "t5-xxl", "t5-small"]),
+    ("train_drafter", ["--kind", "eagle3", "--planted", "t5-small"]),
+    ("load_server", ["--target", "t5-xxl"]),
+])  # fmt: skip
+def test_scripts_for_decoders_alone_offer_no_shape_with_an_encoder(capsys, name, args):
+    with pytest.raises(SystemExit):
+        script(name).parse(args)
+    assert "invalid choice: 't5-" in capsys.readouterr().err

@@ -99,7 +99,7 @@ class Case:
           quantize_draft: as ``quantize``, for the draft.
 
         Raises:
-          ValueError: there are too few devices, the vocabularies differ, or one model alone has an encoder.
+          ValueError: there are too few devices, or the vocabularies differ.
         """
         mesh = None if devices == 1 else parallel.mesh(devices)
         shapes = SHAPES[target], SHAPES[draft]
