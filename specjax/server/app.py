@@ -29,7 +29,7 @@ class ErrorBody(BaseModel):
     error: dict[str, Any]
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # FastAPI would run a plain function in another thread
     return request.app.state.service
 
 

@@ -121,5 +121,5 @@ def _written(chunks: list[dict[str, Any]]) -> str:
     return "".join(f"data: {_json(chunk)}\n\n" for chunk in chunks)
 
 
-def _json(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# Made once: json.dumps with these settings would make a new encoder for each chunk.
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
