@@ -9,6 +9,7 @@ At temperature 0 the chain gives its limit for T to 0: a one-hot distribution on
 tokens on the one with the lowest id. The logits are cast to float32 once, and every transform works in float32.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -207,57 +208,81 @@ def divide(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.A
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
-    """Keeps the k largest logits, and all logits that tie with the smallest of these."""
+    """Keeps the k largest logits, and all logits that tie with the smallest of these. The largest logit must be 0."""
     del context
-    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # + 0.0 turns -0.0 into 0.0
-    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # these uint32 sort as the floats do
 
-    def enough(kept):
-        return jnp.sum(kept, axis=-1, dtype=jnp.int32) >= k[:, None, None]
+    def enough(marks):  # f32[B, T, R]
+        return _totals(logits, marks, jnp.int32(1)) >= k[:, None, None]
 
-    return jnp.where(order >= _largest_threshold(order, enough, 32), logits, -jnp.inf)
+    def negative(order):  # the largest uint32 of 31 bits is -0.0, and 0 and all up to that of -inf stand for -inf
+        return lax.bitcast_convert_type(~jnp.maximum(order, jnp.uint32(0x007FFFFF)), jnp.float32)
+
+    # A logit that is NaN stays NaN: it is not below the threshold.
+    return jnp.where(logits < _largest_threshold(enough, negative, logits.shape[:2], 31), -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     """Keeps the smallest set of likeliest tokens whose probabilities add up to p or more: nucleus sampling.
 
-    Tokens that tie with the least likely one of the set are kept too. At p = 1 all tokens are kept.
+    Tokens that tie with the least likely one of the set are kept too. At p = 1 all tokens are kept. The largest logit
+    must be 0.
     """
     del context
-    probs = jax.nn.softmax(logits, axis=-1)
-    order = lax.bitcast_convert_type(probs, jnp.uint32)  # non-negative floats sort as their bits do
+    mass = jnp.exp(logits)  # the probabilities, but for their total
+    needed = p[:, None, None] * jnp.sum(mass, axis=-1, keepdims=True)
 
-    def enough(kept):
-        return jnp.sum(jnp.where(kept, probs[:, :, None], 0.0), axis=-1) >= p[:, None, None]
+    def enough(marks):  # f32[B, T, R]
+        return _totals(mass, marks, mass[:, :, None]) >= needed
 
-    kept = (order >= _largest_threshold(order, enough, 30)) | (p[:, None, None] >= 1.0)
-    return jnp.where(kept, logits, -jnp.inf)
+    def positive(order):  # floats of 0 to 1 sort as their bits do
+        return lax.bitcast_convert_type(order, jnp.float32)
+
+    threshold = _largest_threshold(enough, positive, logits.shape[:2], 30)
+    return jnp.where((mass < threshold) & (p[:, None, None] < 1.0), -jnp.inf, logits)
 
 
-def _largest_threshold(order: jax.Array, enough: Callable, bits: int) -> jax.Array:
-    """The largest threshold t for which enough(order >= t) still holds. -> uint32[B, T, 1].
+def _totals(x: jax.Array, marks: jax.Array, weights: jax.Array) -> jax.Array:
+    """The total weight of those of x f32[B, T, V] that reach each of marks f32[B, T, R]. -> [B, T, R].
+
+    On a GPU the total of a wide row takes two kernels, and what follows takes a third. If pieces of the row are added
+    up one by one, the second kernel falls away.
+    """
+    _, pieces = tuning.search_of(x.shape[0] * x.shape[1])
+    reached = jnp.where(x[:, :, None] >= marks[..., None], weights, 0)  # [B, T, R, V]
+    pieces = math.gcd(pieces, x.shape[-1])
+    of_pieces = jnp.sum(reached.reshape(*marks.shape, pieces, -1), axis=-1)
+    return sum((of_pieces[..., i] for i in range(1, pieces)), start=of_pieces[..., 0])
+
+
+def _largest_threshold(enough: Callable, as_float: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
+    """The largest threshold t for which enough(t) still holds. -> f32[B, T, 1].
 
     This search is cheaper than sorting a vocabulary. Each pass settles one digit of the threshold by trying all R
     digits but 0 at once. The time of a pass is bound by latency, so for few rows many thresholds cost as much as one.
 
     Args:
-      order: uint32[B, T, V], numbers that sort as the logits or probabilities do.
-      enough: takes bool[B, T, R, V], the tokens that each threshold keeps, and says whether they are enough:
+      enough: takes thresholds f32[B, T, R] and says whether the tokens that each of them keeps are enough:
         bool[B, T, R].
-      bits: the number of bits of ``order`` that can be set.
+      as_float: takes uint32[...] to the numbers f32[...] that it stands for, which rise with it.
+      rows: B and T.
+      bits: the number of bits of these uint32.
     """
-    width = tuning.search_digit(order.shape[0] * order.shape[1])
-    digits, passes = jnp.arange(1, 1 << width, dtype=jnp.uint32), -(-bits // width)
+    width, _ = tuning.search_of(rows[0] * rows[1])
 
-    def set_digit(i, threshold):
-        shift = (width * (passes - 1 - i)).astype(jnp.uint32)
-        raised = threshold | (digits[None, None] << shift)  # [B, T, R]
+    def settled(threshold, shift, width):
+        raised = threshold | (jnp.arange(1, 1 << width, dtype=jnp.uint32) << shift)  # [B, T, R]
         # If a threshold keeps too little, so does every higher one: the number that pass is the largest digit.
-        passed = jnp.sum(enough(order[:, :, None] >= raised[..., None]), axis=-1, keepdims=True, dtype=jnp.uint32)
+        passed = jnp.sum(enough(as_float(raised)), axis=-1, keepdims=True, dtype=jnp.uint32)
         return threshold | (passed << shift)
 
-    start = jnp.zeros((*order.shape[:-1], 1), jnp.uint32)
-    return lax.fori_loop(0, passes, set_digit, start, unroll=tuning.search_unrolled())
+    first = bits % width or width  # the width of the first digit
+    passes = (bits - first) // width
+    start = settled(jnp.zeros((*rows, 1), jnp.uint32), jnp.uint32(bits - first), first)
+
+    def step(i, threshold):
+        return settled(threshold, (width * (passes - 1 - i)).astype(jnp.uint32), width)
+
+    return as_float(lax.fori_loop(0, passes, step, start, unroll=tuning.search_unrolled()))
 
 
 def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:

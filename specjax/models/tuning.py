@@ -21,18 +21,30 @@ FEW_KERNEL_PROGRAMS = 32
 # sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048
 
-# The most rows of a vocabulary for which a GPU searches a filter's threshold by digits of four bits, not of two
-# (docs/lab/tried-and-dropped.md).
-WIDE_DIGITS_TO = 2
+# The most rows of a vocabulary that a GPU searches by few passes with many thresholds.
+FEW_FILTERED_ROWS = 16
+
+# Up to so many of a row's largest numbers, a GPU finds them by merging lists (docs/lab/tried-and-dropped.md).
+LONGEST_LIST = 16
 
 
-def search_digit(rows: int) -> int:
-    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4.
+def merges_lists(count: int) -> bool:
+    """Whether the ``count`` largest numbers of wide rows are found by merging lists of ``count`` numbers."""
+    return count <= LONGEST_LIST and jax.default_backend() == "gpu"
 
-    Both divide 32, so no digit is cut. A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU
-    a pass over one row waits for memory, not for arithmetic, so fewer passes take less time.
+
+def search_of(rows: int) -> tuple[int, int]:
+    """How a filter's threshold is searched in ``rows`` rows of a vocabulary (docs/lab/tried-and-dropped.md).
+
+    On a GPU a pass over few rows waits for memory and for launches, not for arithmetic, so fewer passes that try more
+    thresholds take less time.
+
+    Returns:
+      How many bits of the threshold one pass settles, and into how many pieces a row is cut.
     """
-    return 4 if rows <= WIDE_DIGITS_TO and jax.default_backend() == "gpu" else 2
+    if jax.default_backend() != "gpu" or rows > FEW_FILTERED_ROWS:
+        return 2, 1
+    return (5, 8) if rows <= 2 else (4, 8)
 
 
 def search_unrolled() -> bool:
