@@ -12,12 +12,14 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
     writes        nothing       a b         c d       nothing
                  --------- barrier, inside each program ---------
     reads        tiles 0-3    tiles 4-7    tile 8     nothing
-    returns      sums 0       sums 1       sums 2     sums 3
-                      +-----------+----------+----------+
-                                     _joined: softmax over all parts
+    returns      sums 0       sums 1       sums 2     nothing
+                      +-----------+----------+
+                                  _joined: softmax over all parts in use
 
 - A program first writes those tokens of the block that belong to its own part, then reads its part. So a program reads
   old and new entries alike.
+- The program of a part that the row does not reach, such as part 3, does nothing. So a cache may have many parts for
+  the sake of its longest row.
 - No program reads or writes another program's part. Programs therefore never wait for each other. Inside one program
   the threads share the work, and a thread reads entries that other threads wrote: all wait at the barrier in between.
 - Every program reads all queries of its kv head. The program keeps three sums for each query, over the entries of its
@@ -25,7 +27,7 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
   ``mixed`` = sum(exp(score - top) * value). Each further tile may raise ``top``, and fades the older sums by
   exp(old top - new top) (Milakov and Gimelshein 2018).
 - With one part the result is ``mixed / total``, and the program divides. With several parts a second kernel, "join",
-  fades each part's sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
+  fades these parts' sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
   nothing of has ``total`` = 0 and counts for nothing.
 
 The cache may also be paged (:mod:`specjax.models.cache`). A page is a tile: tile i of row b is page ``table[b, i]`` of
@@ -133,15 +135,18 @@ def _of_part(x) -> pl.BlockSpec:
 def parts_of(programs: int, capacity: int) -> int:
     """How many parts a row's cache has: a power of two, at most 16.
 
-    A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut only as far as all
-    programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU.
+    A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut as far as all
+    programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU. However many
+    rows there are, parts of a long cache have at most ``tuning.LONG_PART`` slots: one long row must not hold up others.
 
     Args:
       programs: rows times kv heads.
       capacity: slots of a row.
     """
-    most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, tuning.MOST_KERNEL_PROGRAMS // programs))
-    return 1 << (most.bit_length() - 1)
+    if capacity <= 512:
+        return 1
+    most = max(tuning.MOST_KERNEL_PROGRAMS // programs, capacity // tuning.LONG_PART)
+    return 1 << (max(1, min(16, capacity // 256, most)).bit_length() - 1)
 
 
 def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array, dtype, interpret: bool) -> jax.Array:

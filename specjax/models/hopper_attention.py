@@ -18,8 +18,9 @@ p + 2P and so on, so a short text in a large cache is shared by all parts too. A
   That tile is copied as the others are, and the block's keys and values are copied beside it. The program turns the
   keys, puts keys and values into the tile, and copies each group of eight slots that holds a new entry back to the
   cache. So nothing is read from the cache that was written by the same call.
+- A program whose part has no tile in use does nothing. So a cache may have many parts for the sake of its longest row.
 - A program keeps three sums for each query, as in the other module: ``top``, ``total`` and ``mixed``. ``top`` is in
-  units of log2. With several parts a second kernel, "join", adds the sums of all parts in the order of the parts.
+  units of log2. With several parts a second kernel, "join", adds the sums of the parts in use, in the parts' order.
 - A matrix instruction takes 64 rows. Row r is the token r % 8 of the head's query r // 8. The copy engine reads
   tokens that don't exist as zeros, and doesn't write them. The instruction's other rows hold garbage that nobody
   reads, because a row never meets another row.
@@ -114,16 +115,18 @@ def parts_of(programs: int, capacity: int, dim: int) -> int:
     """How many parts a row's cache has: a power of two.
 
     A cache of at most 256 slots is a single part. Else a part has at least 128 slots, or 512 where rows alone make many
-    programs.
+    programs. Many rows are cut less, but into parts of about ``tuning.LONG_PART`` slots, as in the other module.
 
     Args:
       programs: rows times kv heads.
       capacity: slots of a row.
       dim: of a head.
     """
+    if capacity <= 256:
+        return 1
     limit, least = 16 if dim == 128 else 32, 128 if programs <= tuning.FEW_KERNEL_PROGRAMS else 512
-    most = min(limit, capacity // least, tuning.MOST_KERNEL_PROGRAMS // programs) if capacity > 256 else 1
-    return 1 << (max(1, most).bit_length() - 1)
+    most = max(tuning.MOST_KERNEL_PROGRAMS // programs, capacity // tuning.LONG_PART)
+    return 1 << (max(1, min(limit, capacity // least, most)).bit_length() - 1)
 
 
 def slots_of(programs: int, dim: int) -> int:
