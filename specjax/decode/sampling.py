@@ -250,7 +250,7 @@ def _totals(x: jax.Array, marks: jax.Array, weights: jax.Array) -> jax.Array:
     _, pieces = tuning.search_of(x.shape[0] * x.shape[1])
     reached = jnp.where(x[:, :, None] >= marks[..., None], weights, 0)  # [B, T, R, V]
     pieces = math.gcd(pieces, x.shape[-1])
-    of_pieces = jnp.sum(reached.reshape(*marks.shape, pieces, -1), axis=-1)
+    of_pieces = jnp.sum(reached.reshape(*marks.shape, pieces, -1), axis=-1, dtype=reached.dtype)
     return sum((of_pieces[..., i] for i in range(1, pieces)), start=of_pieces[..., 0])
 
 
@@ -270,7 +270,8 @@ def _largest_threshold(enough: Callable, as_float: Callable, rows: tuple[int, ..
     width, _ = tuning.search_of(rows[0] * rows[1])
 
     def settled(threshold, shift, width):
-        raised = threshold | (jnp.arange(1, 1 << width, dtype=jnp.uint32) << shift)  # [B, T, R]
+        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
+        raised = threshold | (digits << shift)  # [B, T, R]
         # If a threshold keeps too little, so does every higher one: the number that pass is the largest digit.
         passed = jnp.sum(enough(as_float(raised)), axis=-1, keepdims=True, dtype=jnp.uint32)
         return threshold | (passed << shift)
