@@ -210,15 +210,12 @@ def divide(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.A
 def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
     """Keeps the k largest logits, and all logits that tie with the smallest of these. The largest logit must be 0."""
     del context
+    lost = -logits  # how far each logit lies below the largest
 
-    def enough(marks):  # f32[B, T, R]
-        return _totals(logits, marks, jnp.int32(1)) >= k[:, None, None]
+    def too_few(marks):  # of NaN, no number lies below
+        return (_totals(lost[:, :, None] < marks[..., None]) < k[:, None, None]) & ~jnp.isnan(marks)
 
-    def negative(order):  # the largest uint32 of 31 bits is -0.0, and 0 and all up to that of -inf stand for -inf
-        return lax.bitcast_convert_type(~jnp.maximum(order, jnp.uint32(0x007FFFFF)), jnp.float32)
-
-    # A logit that is NaN stays NaN: it is not below the threshold.
-    return jnp.where(logits < _largest_threshold(enough, negative, logits.shape[:2], 31), -jnp.inf, logits)
+    return jnp.where(lost > _largest(too_few, logits.shape[:2], 31), -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
@@ -231,59 +228,63 @@ def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     mass = jnp.exp(logits)  # the probabilities, but for their total
     needed = p[:, None, None] * jnp.sum(mass, axis=-1, keepdims=True)
 
-    def enough(marks):  # f32[B, T, R]
-        return _totals(mass, marks, mass[:, :, None]) >= needed
+    def enough(marks):
+        of_tokens = mass[:, :, None]
+        return _totals(jnp.where(of_tokens >= marks[..., None], of_tokens, 0.0)) >= needed
 
-    def positive(order):  # floats of 0 to 1 sort as their bits do
-        return lax.bitcast_convert_type(order, jnp.float32)
-
-    threshold = _largest_threshold(enough, positive, logits.shape[:2], 30)
-    return jnp.where((mass < threshold) & (p[:, None, None] < 1.0), -jnp.inf, logits)
+    unlikely = mass < _largest(enough, logits.shape[:2], 30)
+    return jnp.where(unlikely & (p[:, None, None] < 1.0), -jnp.inf, logits)
 
 
-def _totals(x: jax.Array, marks: jax.Array, weights: jax.Array) -> jax.Array:
-    """The total weight of those of x f32[B, T, V] that reach each of marks f32[B, T, R]. -> [B, T, R].
+def _totals(x: jax.Array) -> jax.Array:
+    """The sums of x [B, T, R, V] over V, f32 or i32[B, T, R].
 
-    On a GPU the total of a wide row takes two kernels, and what follows takes a third. If pieces of the row are added
-    up one by one, the second kernel falls away.
+    On a GPU the sum of a wide row takes two kernels, and what follows takes a third. If pieces of the row are added up
+    one by one, the second kernel falls away.
     """
+    x = x.astype(jnp.int32) if x.dtype == bool else x
     _, pieces = tuning.search_of(x.shape[0] * x.shape[1])
-    reached = jnp.where(x[:, :, None] >= marks[..., None], weights, 0)  # [B, T, R, V]
     pieces = math.gcd(pieces, x.shape[-1])
-    of_pieces = jnp.sum(reached.reshape(*marks.shape, pieces, -1), axis=-1, dtype=reached.dtype)
+    of_pieces = jnp.sum(x.reshape(*x.shape[:-1], pieces, -1), axis=-1, dtype=x.dtype)
     return sum((of_pieces[..., i] for i in range(1, pieces)), start=of_pieces[..., 0])
 
 
-def _largest_threshold(enough: Callable, as_float: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
-    """The largest threshold t for which enough(t) still holds. -> f32[B, T, 1].
+def _largest(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
+    """The largest number t for which holds(t), which is true of 0 and false from some number on. -> f32[B, T, 1].
 
-    This search is cheaper than sorting a vocabulary. Each pass settles one digit of the threshold by trying all R
-    digits but 0 at once. The time of a pass is bound by latency, so for few rows many thresholds cost as much as one.
+    Numbers that are not negative sort as their bits do. Each pass settles one digit of these bits by trying all R
+    digits but 0 at once. This search is cheaper than sorting a vocabulary. The time of a pass is bound by latency, so
+    for few rows many numbers cost as much as one.
 
     Args:
-      enough: takes thresholds f32[B, T, R] and says whether the tokens that each of them keeps are enough:
-        bool[B, T, R].
-      as_float: takes uint32[...] to the numbers f32[...] that it stands for, which rise with it.
+      holds: takes numbers f32[B, T, R] and says of each whether the condition holds: bool[B, T, R].
       rows: B and T.
-      bits: the number of bits of these uint32.
+      bits: how many of the lowest bits of t can be set. With 31 bits some of the numbers that are tried are NaN.
     """
     width, _ = tuning.search_of(rows[0] * rows[1])
-
-    def settled(threshold, shift, width):
-        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
-        raised = threshold | (digits << shift)  # [B, T, R]
-        # If a threshold keeps too little, so does every higher one: the number that pass is the largest digit.
-        passed = jnp.sum(enough(as_float(raised)), axis=-1, keepdims=True, dtype=jnp.uint32)
-        return threshold | (passed << shift)
-
     first = bits % width or width  # the width of the first digit
-    passes = (bits - first) // width
-    start = settled(jnp.zeros((*rows, 1), jnp.uint32), jnp.uint32(bits - first), first)
+    passes = (bits - first) // width  # of the other digits
 
-    def step(i, threshold):
-        return settled(threshold, (width * (passes - 1 - i)).astype(jnp.uint32), width)
+    def marks(found, shift, width):
+        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
+        return found | (digits << shift)  # [B, T, R]
 
-    return as_float(lax.fori_loop(0, passes, step, start, unroll=tuning.search_unrolled()))
+    def settled(tried, shift):
+        number = lax.bitcast_convert_type(tried, jnp.float32)
+        digit = jnp.sum(holds(number), axis=-1, keepdims=True, dtype=jnp.uint32)  # the number that hold is the largest
+        return tried[..., :1] + (digit << shift) - (jnp.uint32(1) << shift)
+
+    def step(i, tried):  # hands on what is tried and not what was found, which would be a kernel more
+        shift = (width * (passes - 1 - i)).astype(jnp.uint32)
+        return marks(settled(tried, shift), shift - jnp.uint32(width), width)
+
+    top = jnp.uint32(bits - first)
+    found = settled(marks(jnp.zeros((*rows, 1), jnp.uint32), top, first), top)
+    if passes:
+        tried = marks(found, top - jnp.uint32(width), width)
+        tried = lax.fori_loop(0, passes - 1, step, tried, unroll=tuning.search_unrolled())
+        found = settled(tried, jnp.uint32(0))
+    return lax.bitcast_convert_type(found, jnp.float32)
 
 
 def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
