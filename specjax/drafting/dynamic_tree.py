@@ -79,10 +79,11 @@ class DynamicTree:
 
         def children(logits, score, path):
             """The likeliest children of each of W nodes: their tokens and scores, [B, W, breadth]."""
-            context = state.context(path)
-            log_q = jnp.log(sampling.normalised(sampling.ranked(columns(logits), params, context)))
-            best, places = top_k(log_q, width)
-            return (ids[places] if compact else places).astype(jnp.int32), score[..., None] + best
+            scores = sampling.ranked(columns(logits), params, state.context(path))
+            best, places = top_k(scores, width)
+            log_q = jnp.log(jnp.exp(best) / jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
+            log_q = jnp.where(jnp.isnan(log_q), -jnp.inf, log_q)
+            return (ids[places] if compact else places).astype(jnp.int32), score[..., None] + log_q
 
         new, new_score = children(
             logits[:, None], jnp.zeros((rows, 1), jnp.float32), jnp.zeros((rows, 1, 0), jnp.int32)
