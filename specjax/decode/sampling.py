@@ -239,8 +239,8 @@ def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
 def _totals(x: jax.Array) -> jax.Array:
     """The sums of x [B, T, R, V] over V, f32 or i32[B, T, R].
 
-    On a GPU the sum of a wide row takes two kernels, and what follows takes a third. If pieces of the row are added up
-    one by one, the second kernel falls away.
+    XLA sums a wide row in two kernels on a GPU, of which the first one's pieces are too small. If the row is cut into a
+    few pieces here, their sums are one kernel, and the kernel that counts what holds adds them up.
     """
     x = x.astype(jnp.int32) if x.dtype == bool else x
     _, pieces = tuning.search_of(x.shape[0] * x.shape[1])

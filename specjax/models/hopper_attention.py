@@ -18,9 +18,8 @@ p + 2P and so on, so a short text in a large cache is shared by all parts too. A
   That tile is copied as the others are, and the block's keys and values are copied beside it. The program turns the
   keys, puts keys and values into the tile, and copies each group of eight slots that holds a new entry back to the
   cache. So nothing is read from the cache that was written by the same call.
-- A program whose part has no tile in use does nothing. So a cache may have many parts for the sake of its longest row.
 - A program keeps three sums for each query, as in the other module: ``top``, ``total`` and ``mixed``. ``top`` is in
-  units of log2. With several parts a second kernel, "join", adds the sums of the parts in use, in the parts' order.
+  units of log2. With several parts a second kernel, "join", adds the sums of all parts in the order of the parts.
 - A matrix instruction takes 64 rows. Row r is the token r % 8 of the head's query r // 8. The copy engine reads
   tokens that don't exist as zeros, and doesn't write them. The instruction's other rows hold garbage that nobody
   reads, because a row never meets another row.
@@ -40,7 +39,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from specjax.decode.arrays import span
 from specjax.models import tuning
 from specjax.models.cache import PAGE
-from specjax.models.hopper_program import EIGHT, FAR, ROWS, Sizes, div, kernel, load, rem, scratch
+from specjax.models.hopper_program import EIGHT, ROWS, Sizes, div, kernel, load, rem, scratch
 
 # The default of JAX 0.11, inferred layouts, picks a wrong one for the block's entries.
 _OPTIONS = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
@@ -94,9 +93,7 @@ def attend(
 
     unset = [jnp.zeros(x.shape, x.dtype) for x in shapes]  # left out of the compiled program
     (keys, values), sums = pl.run_state(run)(((keys, values), unset))
-    if parts == 1:
-        return sums[0].reshape(batch, block, -1), keys, values
-    mixed = _joined(sums[0], sums[1], sums[2], used_of(starts, sizes), block, qkv.dtype)
+    mixed = sums[0] if parts == 1 else _joined(sums[0], sums[1], sums[2], block, qkv.dtype)
     return mixed.reshape(batch, block, -1), keys, values
 
 
@@ -115,18 +112,16 @@ def parts_of(programs: int, capacity: int, dim: int) -> int:
     """How many parts a row's cache has: a power of two.
 
     A cache of at most 256 slots is a single part. Else a part has at least 128 slots, or 512 where rows alone make many
-    programs. Many rows are cut less, but into parts of about ``tuning.LONG_PART`` slots, as in the other module.
+    programs.
 
     Args:
       programs: rows times kv heads.
       capacity: slots of a row.
       dim: of a head.
     """
-    if capacity <= 256:
-        return 1
     limit, least = 16 if dim == 128 else 32, 128 if programs <= tuning.FEW_KERNEL_PROGRAMS else 512
-    most = max(tuning.MOST_KERNEL_PROGRAMS // programs, capacity // tuning.LONG_PART)
-    return 1 << (max(1, min(limit, capacity // least, most)).bit_length() - 1)
+    most = min(limit, capacity // least, tuning.MOST_KERNEL_PROGRAMS // programs) if capacity > 256 else 1
+    return 1 << (max(1, most).bit_length() - 1)
 
 
 def slots_of(programs: int, dim: int) -> int:
@@ -154,18 +149,12 @@ def _of_rows(angles, mask, starts, table, sizes: Sizes) -> list[jax.Array]:
     return given if table is None else [*given, table]
 
 
-def used_of(starts: jax.Array, sizes: Sizes) -> jax.Array:
-    """How many parts of each row own a tile in use, i32[B]. The programs of the others do nothing."""
-    return jnp.clip(div(starts + (sizes.block + PAGE - 1), PAGE), 1, min(sizes.parts, sizes.tiles))
-
-
-def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array, block: int, dtype) -> jax.Array:
-    """Joins the sums of all parts in use, in the order of the parts.
+def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, block: int, dtype) -> jax.Array:
+    """Joins the sums of all parts, in the order of the parts.
 
     Args:
       mixed: f32[B, kv_heads, parts, group, T or T + 1, D].
       top, total: f32[B, kv_heads, parts, 64].
-      used: i32[B], how many parts of the row hold sums.
       block: T, tokens of the block.
       dtype: of the result.
 
@@ -175,18 +164,15 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array,
     batch, kv_heads, parts, group, tokens, dim = mixed.shape
     at_once = 128 // dim  # queries of a program: a number for each of its 128 threads
 
-    def program(mixed_ref, top_ref, total_ref, used_ref, out_ref, stage):
+    def program(mixed_ref, top_ref, total_ref, out_ref, stage):
         row, head, chunk = (lax.axis_index(name) for name in ("row", "head", "chunk"))
-        used = used_ref[row]
         layout = plgpu.Layout.WG_STRIDED((128,), vec_size=1)
         cells = pl.ds(chunk * 128, 128)
-        # In the place of a part without sums stands the last one that has them, and counts nothing.
-        vectors = [load(mixed_ref.at[row, head, jnp.minimum(part, used - 1), cells], layout) for part in range(parts)]
+        vectors = [load(mixed_ref.at[row, head, part, cells], layout) for part in range(parts)]
         thread = plgpu.broadcasted_iota(jnp.int32, (128,), 0, layout=layout)
         queries = [chunk * at_once + i for i in range(at_once)]
         places = [(div(n, tokens), rem(n, tokens)) for n in queries]  # the query's number, its token
-        tops, totals = top_ref.at[row, head], total_ref.at[row, head]
-        shares = [_shares(tops, totals, i * EIGHT + t, parts, used) for i, t in places]
+        shares = [_shares(top_ref.at[row, head], total_ref.at[row, head], i * EIGHT + t, parts) for i, t in places]
         out = plgpu.layout_cast(jnp.zeros((128,), jnp.float32), layout)
         for vector, *share in zip(vectors, *shares, strict=True):
             out += vector * (share[0] if at_once == 1 else jnp.where(thread < dim, *share))
@@ -204,17 +190,17 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array,
         grid_names=("row", "head", "chunk"),
         compiler_params=_OPTIONS,
         kernel_name="join",
-    )(mixed.reshape(batch, kv_heads, parts, -1), top, total, used)
+    )(mixed.reshape(batch, kv_heads, parts, -1), top, total)
 
 
-def _shares(top_ref, total_ref, n, parts: int, used) -> list[jax.Array]:
+def _shares(top_ref, total_ref, n, parts: int) -> list[jax.Array]:
     """What each part's ``mixed`` counts in the result of row n."""
-    tops = [jnp.where(part < used, top_ref[jnp.minimum(part, used - 1), n], FAR) for part in range(parts)]
+    tops = [top_ref[part, n] for part in range(parts)]
     highest = tops[0]
     for top in tops[1:]:
         highest = jnp.maximum(highest, top)
     shares = [jnp.exp2(top - highest) for top in tops]
     total = jnp.float32(0)
     for part, share in enumerate(shares):
-        total += share * total_ref[jnp.minimum(part, used - 1), n]
+        total += share * total_ref[part, n]
     return [share / total for share in shares]

@@ -15,7 +15,7 @@ from specjax.models.cache import PAGE
 
 ROWS = 64  # of a matrix instruction
 EIGHT = 8  # rows that lie together in shared memory; a head's query has so many places for tokens
-FAR = -1e30  # stands for -inf, because -inf minus -inf is NaN
+_FAR = -1e30  # stands for -inf, because -inf minus -inf is NaN
 _LAYOUT = plgpu.Layout.WGMMA  # how a matrix instruction spreads a matrix over the threads
 
 
@@ -47,7 +47,7 @@ def scratch(sizes: Sizes) -> list:
 
 
 def kernel(qkv_ref, starts_ref, *refs, sizes: Sizes, masked: bool, paged: bool) -> None:
-    """The program of one row, one kv head and one part of the row's tiles: the picture in ``hopper_attention``."""
+    """The program of one row, one kv head and one part: the picture at the top of this file."""
     angles, refs = refs[:4], refs[4:]
     bits_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     table_ref, refs = (refs[0], refs[1:]) if paged else (None, refs)
@@ -55,6 +55,10 @@ def kernel(qkv_ref, starts_ref, *refs, sizes: Sizes, masked: bool, paged: bool) 
     keys, union, block, keys_full, values_full, queries_arrived, block_arrived = refs[-7:]
     (values,), (vectors,), (stage,) = union
     row, head, part = (lax.axis_index(name) for name in ("row", "head", "part"))
+    tokens = pl.ds(rem(part, 1), EIGHT)  # from 0 on. Not a constant, because Pallas refuses constants out of bounds
+    places = [pl.ds(i * EIGHT, EIGHT) for i in range(sizes.group)]
+    for i, place in enumerate(places):
+        plgpu.copy_gmem_to_smem(qkv_ref.at[row, tokens, head, i], vectors.at[place], queries_arrived)
     start = starts_ref[row]
 
     def tiles_before(tile):  # how many of the part's tiles lie before a tile
@@ -67,11 +71,31 @@ def kernel(qkv_ref, starts_ref, *refs, sizes: Sizes, masked: bool, paged: bool) 
         sizes, row, head, part, start, count, qkv_ref, angles, bits_ref, table_ref, caches, (keys, values),
         (keys_full, values_full), block, block_arrived,
     )  # fmt: skip
+    for j in range(sizes.slots):
+        program.fetch(0, jnp.int32(j))
+    pl.when(of_block > 0)(lambda: program.fetch_block(0))
+    turns = [load(x.at[row]) for x in angles[:2]]
+    plgpu.barrier_wait(queries_arrived)
+    queries = program.turned(vectors, turns)
+    for j in range(sizes.slots):
+        program.fetch(1, jnp.int32(j))  # where the queries lay
 
-    @pl.when(count > 0)  # the row may be too short for this part
-    def _():
-        mixed, *of_rows = program.run(vectors, queries_arrived, of_block)
-        program.put(mixed, of_rows, stage, out_ref, refs[3:5])
+    by_row = _LAYOUT.reduce(1)
+    top, total = (plgpu.layout_cast(jnp.full((ROWS,), x, jnp.float32), by_row) for x in (_FAR, 0))
+    sums = plgpu.layout_cast(jnp.zeros((ROWS, sizes.dim), jnp.float32), _LAYOUT), top, total
+    sums = lax.fori_loop(0, of_block, partial(program.add_tile_of_block, queries), sums)
+    mixed, top, total = lax.fori_loop(of_block, count, partial(program.add_tile, queries), sums)
+    if sizes.parts == 1:
+        stage[...] = (mixed / lax.broadcast_in_dim(total, mixed.shape, [0])).astype(sizes.dtype)
+    else:
+        stage[...] = mixed
+        for ref, x in zip(refs[3:5], (top, total), strict=True):
+            ref.at[row, head, part][...] = x
+    plgpu.commit_smem()
+    for i, place in enumerate(places):
+        to = out_ref.at[row, tokens, head, i] if sizes.parts == 1 else out_ref.at[row, head, part, i, tokens]
+        plgpu.copy_smem_to_gmem(stage.at[place], to)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,44 +117,6 @@ class _Program:
     full: Any  # barriers: a slot of keys, or of values, has arrived
     block: Any  # [2, 80, D] the block's keys and values
     block_arrived: Any
-
-    def run(self, vectors, queries_arrived, of_block) -> tuple:
-        """The sums ``mixed``, ``top`` and ``total`` of the part's tiles. ``vectors`` is where the queries arrive."""
-        s, tokens = self.sizes, pl.ds(rem(self.part, 1), EIGHT)
-        # The tokens are those from 0 on, and not a constant, because Pallas refuses constants out of bounds.
-        for i in range(s.group):
-            place = vectors.at[pl.ds(i * EIGHT, EIGHT)]
-            plgpu.copy_gmem_to_smem(self.qkv.at[self.row, tokens, self.head, i], place, queries_arrived)
-        for j in range(s.slots):
-            self.fetch(0, jnp.int32(j))
-        pl.when(of_block > 0)(lambda: self.fetch_block(0))
-        turns = [load(x.at[self.row]) for x in self.angles[:2]]
-        plgpu.barrier_wait(queries_arrived)
-        queries = self.turned(vectors, turns)
-        for j in range(s.slots):
-            self.fetch(1, jnp.int32(j))  # where the queries lay
-        by_row = _LAYOUT.reduce(1)
-        top, total = (plgpu.layout_cast(jnp.full((ROWS,), x, jnp.float32), by_row) for x in (FAR, 0))
-        sums = plgpu.layout_cast(jnp.zeros((ROWS, s.dim), jnp.float32), _LAYOUT), top, total
-        sums = lax.fori_loop(0, of_block, partial(self.add_tile_of_block, queries), sums)
-        return lax.fori_loop(of_block, self.count, partial(self.add_tile, queries), sums)
-
-    def put(self, mixed, of_rows, stage, out_ref, of_rows_refs) -> None:
-        """Writes the result of a single part, or the sums of one of several parts."""
-        s, tokens = self.sizes, pl.ds(rem(self.part, 1), EIGHT)
-        if s.parts == 1:
-            stage[...] = (mixed / lax.broadcast_in_dim(of_rows[1], mixed.shape, [0])).astype(s.dtype)
-        else:
-            stage[...] = mixed
-            for ref, x in zip(of_rows_refs, of_rows, strict=True):
-                ref.at[self.row, self.head, self.part][...] = x
-        plgpu.commit_smem()
-        for i in range(s.group):
-            to = out_ref.at[self.row, tokens, self.head, i]
-            if s.parts > 1:
-                to = out_ref.at[self.row, self.head, self.part, i, tokens]
-            plgpu.copy_smem_to_gmem(stage.at[pl.ds(i * EIGHT, EIGHT)], to)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def tile(self, j) -> jax.Array:
         """The row's tile that is the part's j-th. The part's last tile in use is its first."""
@@ -244,7 +230,7 @@ def _weighed(sums: tuple, scores: jax.Array, seen: jax.Array | None) -> tuple[tu
     mixed, top, total = sums
     dim = mixed.shape[1]
     scores = scores * (dim**-0.5 * math.log2(math.e))
-    scores = scores if seen is None else jnp.where(seen, scores, FAR)
+    scores = scores if seen is None else jnp.where(seen, scores, _FAR)
     higher = jnp.maximum(top, jnp.max(scores, axis=1))
     weights = jnp.exp2(scores - lax.broadcast_in_dim(higher, scores.shape, [0]))
     weights = weights if seen is None else jnp.where(seen, weights, 0.0)

@@ -14,7 +14,7 @@ MOST_KERNEL_QUERIES = 32
 MOST_KERNEL_PROGRAMS = 264
 # The most slots of a part of a row's cache, however many rows there are, while a row has less than 16 parts. A program
 # reads its part tile after tile, so in few parts one long row would hold up all others.
-LONG_PART = 1024
+LONG_PART = 512
 # The most programs that the attention kernel of a prompt's chunk makes by cutting caches: one for each multiprocessor,
 # which has no room for two.
 MOST_PROMPT_PROGRAMS = 132
@@ -23,9 +23,6 @@ FEW_KERNEL_PROGRAMS = 32
 # The hidden size from which a GPU runs two tokens as fast as one (docs/performance.md). Sizes from 2048 to 4096 gain,
 # sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048
-
-# The most rows of a vocabulary that a GPU searches by few passes with many thresholds.
-FEW_FILTERED_ROWS = 16
 
 # Up to so many of a row's largest numbers, a GPU finds them by merging lists (docs/lab/tried-and-dropped.md).
 LONGEST_LIST = 16
@@ -39,15 +36,15 @@ def merges_lists(count: int) -> bool:
 def search_of(rows: int) -> tuple[int, int]:
     """How a filter's threshold is searched in ``rows`` rows of a vocabulary (docs/lab/tried-and-dropped.md).
 
-    On a GPU a pass over few rows waits for memory and for launches, not for arithmetic, so fewer passes that try more
+    On a GPU a pass over one row waits for memory and for launches, not for arithmetic, so fewer passes that try more
     thresholds take less time.
 
     Returns:
       How many bits of the threshold one pass settles, and into how many pieces a row is cut.
     """
-    if jax.default_backend() != "gpu" or rows > FEW_FILTERED_ROWS:
+    if jax.default_backend() != "gpu":
         return 2, 1
-    return (5, 8) if rows <= 2 else (4, 8)
+    return (6, 8) if rows <= 2 else (3, 8)
 
 
 def search_unrolled() -> bool:

@@ -125,8 +125,8 @@ def test_a_block_may_reach_past_the_table_of_its_row(kernel, masked):
 def test_a_long_row_is_cut_however_many_rows_there_are():
     """Short caches are cut only as far as that fills the GPU."""
     assert [fused_attention.parts_of(8, size) for size in (512, 1024, 8192)] == [1, 4, 16]
-    assert [fused_attention.parts_of(64, size) for size in (512, 1024, 8192)] == [1, 4, 8]
-    assert [fused_attention.parts_of(512, size) for size in (512, 1024, 8192)] == [1, 1, 8]
+    assert [fused_attention.parts_of(64, size) for size in (512, 1024, 8192)] == [1, 4, 16]
+    assert [fused_attention.parts_of(512, size) for size in (512, 1024, 8192)] == [1, 2, 16]
 
 
 def test_a_rows_bits_do_not_depend_on_its_place_or_on_its_neighbours(kernel):
