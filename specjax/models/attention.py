@@ -159,8 +159,8 @@ def _hopper_wish() -> str | None:
 def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
     """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
 
-    Triton's kernel takes half the time of the Hopper kernel in texts of a few hundred tokens. The Hopper kernel gains in
-    long texts and in pages. The choice depends on neither, because then the bits of a text would too.
+    Triton's kernel takes half the time of the Hopper kernel in texts of a few hundred tokens, and the Hopper kernel
+    gains in long texts and in pages. The choice depends on neither, because then the bits of a text would too.
 
     Args:
       platform: what :func:`kernels` gives. Pallas can't interpret the Hopper kernel, so a CPU gets "triton".
