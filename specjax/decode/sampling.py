@@ -262,28 +262,21 @@ def _largest(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
       bits: how many of the lowest bits of t can be set. With 31 bits some of the numbers that are tried are NaN.
     """
     width, _ = tuning.search_of(rows[0] * rows[1])
+
+    def settled(found, shift, width):
+        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
+        tried = lax.bitcast_convert_type(found | (digits << shift), jnp.float32)  # [B, T, R]
+        digit = jnp.sum(holds(tried), axis=-1, keepdims=True, dtype=jnp.uint32)  # the number that hold is the largest
+        return found | (digit << shift)
+
     first = bits % width or width  # the width of the first digit
     passes = (bits - first) // width  # of the other digits
+    start = settled(jnp.zeros((*rows, 1), jnp.uint32), jnp.uint32(bits - first), first)
 
-    def marks(found, shift, width):
-        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
-        return found | (digits << shift)  # [B, T, R]
+    def step(i, found):
+        return settled(found, (width * (passes - 1 - i)).astype(jnp.uint32), width)
 
-    def settled(tried, shift):
-        number = lax.bitcast_convert_type(tried, jnp.float32)
-        digit = jnp.sum(holds(number), axis=-1, keepdims=True, dtype=jnp.uint32)  # the number that hold is the largest
-        return tried[..., :1] + (digit << shift) - (jnp.uint32(1) << shift)
-
-    def step(i, tried):  # hands on what is tried and not what was found, which would be a kernel more
-        shift = (width * (passes - 1 - i)).astype(jnp.uint32)
-        return marks(settled(tried, shift), shift - jnp.uint32(width), width)
-
-    top = jnp.uint32(bits - first)
-    found = settled(marks(jnp.zeros((*rows, 1), jnp.uint32), top, first), top)
-    if passes:
-        tried = marks(found, top - jnp.uint32(width), width)
-        tried = lax.fori_loop(0, passes - 1, step, tried, unroll=tuning.search_unrolled())
-        found = settled(tried, jnp.uint32(0))
+    found = lax.fori_loop(0, passes, step, start, unroll=tuning.search_unrolled())
     return lax.bitcast_convert_type(found, jnp.float32)
 
 
