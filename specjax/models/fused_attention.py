@@ -137,7 +137,7 @@ def parts_of(programs: int, capacity: int) -> int:
 
     A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut as far as all
     programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU. However many
-    rows there are, parts of a long cache have at most ``tuning.LONG_PART`` slots: one long row must not hold up others.
+    rows there are, a part of a long cache has about ``tuning.LONG_PART`` slots: one long row must not hold up others.
 
     Args:
       programs: rows times kv heads.

@@ -12,8 +12,8 @@ MOST_KERNEL_QUERIES = 32
 # The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
 # card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
-# The most slots of a part of a row's cache, however many rows there are, while a row has less than 16 parts. A program
-# reads its part tile after tile, so in few parts one long row would hold up all others.
+# A part of a long cache has about so many slots, however many rows there are. A program reads its part tile after tile,
+# so in few parts one long row would hold up all others (docs/lab/attention-kernel.md).
 LONG_PART = 512
 # The most programs that the attention kernel of a prompt's chunk makes by cutting caches: one for each multiprocessor,
 # which has no room for two.
