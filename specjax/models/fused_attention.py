@@ -18,8 +18,7 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
 
 - A program first writes those tokens of the block that belong to its own part, then reads its part. So a program reads
   old and new entries alike.
-- The program of a part that the row does not reach, such as part 3, does nothing. So a cache may have many parts for
-  the sake of its longest row.
+- The program of a part that the row does not reach, such as part 3, does nothing, so a cache may have many parts.
 - No program reads or writes another program's part. Programs therefore never wait for each other. Inside one program
   the threads share the work, and a thread reads entries that other threads wrote: all wait at the barrier in between.
 - Every program reads all queries of its kv head. The program keeps three sums for each query, over the entries of its
@@ -166,8 +165,7 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array,
     batch, parts, rows, dim = mixed.shape
 
     def kernel(mixed_ref, top_ref, total_ref, used_ref, out_ref):
-        part = lax.broadcasted_iota(jnp.int32, (parts,), 0)
-        column = lax.broadcasted_iota(jnp.int32, (parts, dim), 1)
+        part, column = (lax.broadcasted_iota(jnp.int32, x, len(x) - 1) for x in ((parts,), (parts, dim)))
         has_sums = part < used_ref[...]
         top = plgpu.load(top_ref.at[part], mask=has_sums, other=_FAR)
         total = plgpu.load(total_ref.at[part], mask=has_sums, other=0.0)
