@@ -1,6 +1,6 @@
 """Measures drafts for one target beside theorem 3.8: tables like tables 2, 3 and 4 of Leviathan et al. 2023.
 
-python scripts/measure_pair.py --model pair/97m --drafts unigram bigram pair/6m --corpus pair/corpus.txt --prompts pair/prompts.jsonl
+python scripts/measure_pair.py --model pair/97m --drafts pair/6m --prompts pair/prompts.jsonl
 """
 
 import argparse
@@ -23,8 +23,10 @@ from specjax.measure.prediction import Prediction, Trial
 from specjax.report.progress import say
 
 TABLES = ("unigram", "bigram")  # drafts that are counted in --corpus
-HEADER = ("draft", "T", "K", "alpha", "coverage", "c", "verify", "best K", "tokens by eq. 1", "tokens", "by theorem 3.8",
-          "speedup")  # fmt: skip
+HEADER = (
+    "draft", "T", "K", "alpha", "coverage", "c", "verify", "best K", "tokens by eq. 1", "tokens", "by theorem 3.8",
+    "speedup",
+)  # fmt: skip
 
 
 def parse(argv=None) -> argparse.Namespace:

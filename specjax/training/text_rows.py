@@ -74,7 +74,7 @@ def plain_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Texts:
 
     What is left at the end is dropped. Every token has the weight 1.
     """
-    end = _end(tokenizer)
+    end = _id(tokenizer, END)
     ids = [token for text in tokenizer.backend.encode_batch(list(texts)) for token in (*text.ids, end)]
     rows = [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
     return Texts.of(rows, [0] * len(rows), size, tokenizer.vocab_size)
@@ -88,7 +88,7 @@ def reversal_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Text
     """
     asked = list(reversals(texts, tokenizer, size))
     flat = tokenizer.backend.encode_batch([side for pair in asked for side in pair])
-    start, end, rows, starts = tokenizer.backend.token_to_id(PAD), _end(tokenizer), [], []
+    start, end, rows, starts = _id(tokenizer, PAD), _id(tokenizer, END), [], []
     for source, text in zip(flat[::2], flat[1::2], strict=True):
         if max(len(source.ids), len(text.ids)) <= _room(size):
             rows.append([*source.ids, end, start, *text.ids, end])
@@ -114,10 +114,11 @@ def reversals(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Iterator
                 yield " ".join(chosen), " ".join(reversed(chosen))
 
 
-def _end(tokenizer: Tokenizer) -> int:
-    """The id of the end token, which every tokenizer of :func:`train_tokenizer` has."""
-    assert tokenizer.eos_id is not None
-    return tokenizer.eos_id
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token of :func:`train_tokenizer`."""
+    found = tokenizer.special_id(token)
+    assert found is not None
+    return found
 
 
 def _room(size: int) -> int:
