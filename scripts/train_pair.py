@@ -50,7 +50,9 @@ def parse(argv=None) -> argparse.Namespace:
     add("--checkpoints", type=Path, metavar="FOLDER", help="a run that was cut short goes on from there")
     parser.add_compilation_cache()
     args = parser.parse_args(argv)
-    parser.at_least_one(args, "row_tokens", "steps", "batch", "every")
+    parser.at_least_one(args, "steps", "batch", "every")
+    if args.row_tokens < 16:
+        parser.error(f"--row-tokens must be at least 16, got {args.row_tokens}")
     families = {PRESETS[name].family for name in args.presets}
     if len(families) > 1:
         parser.error(f"--presets {' '.join(args.presets)} are of two families, which read texts otherwise; choose one")
@@ -80,7 +82,8 @@ def write_texts(args: argparse.Namespace, texts: Passages, tokenizer: Tokenizer)
         prompts = [pair[0] for pair in first if pair is not None]
         corpus = [text for _, text in text_rows.reversals(texts.training, tokenizer, args.row_tokens)]
     else:
-        prompts, corpus = [p[:200].rsplit(" ", 1)[0] for p in texts.held_out], texts.training
+        ids = [tokenizer.encode(passage)[: args.row_tokens // 4] for passage in texts.held_out]
+        prompts, corpus = [tokenizer.decode(x).strip().rsplit(maxsplit=1)[0] for x in ids], texts.training
     chosen = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
     lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in chosen)
     (args.out / "prompts.jsonl").write_text("".join(lines), "utf-8")

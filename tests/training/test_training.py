@@ -80,8 +80,10 @@ OBJECTIVES = {
     "objective",
     [pytest.param(x, id=n, marks=() if n == "eagle3" else pytest.mark.slow) for n, x in OBJECTIVES.items()],
 )
-def test_training_raises_acceptance_in_use(objective):
+def test_training_raises_acceptance_in_use(objective, monkeypatch):
     """What the loop reports is what a run shows: acceptance rises, and the drafter of the weights decodes with it."""
+    dispatched, steps = [], loop.train_steps
+    monkeypatch.setattr(loop, "train_steps", lambda *x, **recipe: dispatched.append(x[5]) or steps(*x, **recipe))
     teacher, texts = (ONE_LAW, own_texts(ONE_LAW)) if objective is ANY_PASS else (TARGET, TEXTS)
     params, curve = loop.train(objective, teacher, texts, texts.rows(slice(0, 8)), RECIPE, every=20)
 
@@ -108,6 +110,7 @@ def test_training_raises_acceptance_in_use(objective):
     before, after = acceptance(objective.init(0)), acceptance(params)
     # Training the last layer alone makes the exit better by 0.03 too.
     assert after > before + (0.08 if isinstance(objective, EarlyExitObjective) else 0.02), (before, after)
+    assert dispatched == [10] * 4, "a dispatch makes several steps"
     assert [c["step"] for c in curve] == [20, 40] and np.all(np.isfinite(curve[-1]["held_out_loss"]))
 
 
