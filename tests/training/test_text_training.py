@@ -192,7 +192,8 @@ def test_counted_drafts_are_measured_too(pair, capsys):
     assert all(0 <= float(line.split("|")[4].split("±")[0]) <= 1 for line in lines)
 
 
-def test_loads_as_any_folder(pair):
+def test_the_folder_loads_with_its_tokenizer(pair):
     folder, name = pair
     lm = specjax.load(folder / name)
-    assert lm.tokenizer.eos_id in lm.config.eos_token_ids and lm.max_positions >= 96
+    assert lm.tokenizer.backend.to_str() == TOKENIZER.backend.to_str() and lm.vocab_size == len(TOKENIZER)
+    assert lm.config.eos_token_ids == (1,) and lm.has_encoder == name.startswith("t5")
