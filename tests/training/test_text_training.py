@@ -143,7 +143,7 @@ def sentences_of(text: str) -> set[str]:
     return {sentence.strip() for line in text.split("\n") for sentence in line.split(".")}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["gpt2-tiny", pytest.param("t5-tiny", marks=pytest.mark.slow)], indirect=True)
 def test_the_pair_is_measured_beside_the_theory(pair, capsys):
     """The model drafts for itself: every token is accepted, and the line is that of theorem 3.8 at alpha = 1."""
     folder, name = pair
