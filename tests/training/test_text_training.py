@@ -10,7 +10,9 @@ import transformers
 from commands import script
 
 import specjax
-from specjax.measure.prediction import Prediction
+from specjax.drafters import DraftModel
+from specjax.measure import timing
+from specjax.measure.prediction import Prediction, Trial
 from specjax.testing import tiny_lm
 from specjax.training import text_rows
 from specjax.training.presets import PRESETS
@@ -163,6 +165,12 @@ def test_the_paper_s_predictions_come_out():
     assert Prediction(0.75, 0.02, 7).speedup == pytest.approx(3.2, abs=0.05)
     assert Prediction(0.55, 0.04, 3).speedup == pytest.approx(1.8, abs=0.05)
     assert Prediction(0.1, 0.2, 3).best_size == 0 and Prediction(0.9, 0.0, 3).best_size == 16
+
+
+def test_costs_are_shares_of_a_plain_step(monkeypatch):
+    seconds = {"plain_step": 2.0, "draft": 3.0, "verify": {"1": 2.0, "4": 5.0}}
+    monkeypatch.setattr(timing, "calls", lambda job: seconds)
+    assert Trial(tiny_lm(), DraftModel(tiny_lm()), [[1, 2]], 3, 8, 64).costs() == (0.5, 2.5)
 
 
 @pytest.mark.parametrize("given, words", [
