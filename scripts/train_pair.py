@@ -80,7 +80,7 @@ def write_texts(args: argparse.Namespace, texts: Passages, tokenizer: Tokenizer)
     if args.reverses:
         first = (next(text_rows.reversals([p], tokenizer, args.row_tokens), None) for p in texts.held_out)
         prompts = [pair[0] for pair in first if pair is not None]
-        corpus = [text for _, text in text_rows.reversals(texts.training, tokenizer, args.row_tokens)]
+        corpus = [text_rows.reversed_text(text_rows.sentences(passage)) for passage in texts.training]
     else:
         ids = [tokenizer.encode(passage)[: args.row_tokens // 4] for passage in texts.held_out]
         prompts, corpus = [tokenizer.decode(x).strip().rsplit(maxsplit=1)[0] for x in ids], texts.training

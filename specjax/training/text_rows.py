@@ -102,16 +102,25 @@ def reversals(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Iterator
     It has as many sentences of its passage as fit, at least two.
     """
     for passage in texts:
-        sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", passage) if s.strip()]
-        lengths = [len(encoded.ids) for encoded in tokenizer.backend.encode_batch(sentences)]
-        for first in range(len(sentences)):
+        found = sentences(passage)
+        lengths = [len(encoded.ids) for encoded in tokenizer.backend.encode_batch(found)]
+        for first in range(len(found)):
             last, total = first, 0
-            while last < len(sentences) and total + lengths[last] <= _room(size):
+            while last < len(found) and total + lengths[last] <= _room(size):
                 total += lengths[last]
                 last += 1
             if last - first >= 2:
-                chosen = sentences[first:last]
-                yield " ".join(chosen), " ".join(reversed(chosen))
+                yield " ".join(found[first:last]), reversed_text(found[first:last])
+
+
+def sentences(passage: str) -> list[str]:
+    """The sentences of a passage: the text up to each full stop, question or exclamation mark, or end of a line."""
+    return [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", passage) if s.strip()]
+
+
+def reversed_text(sentences: Sequence[str]) -> str:
+    """The sentences in reverse order, as one text."""
+    return " ".join(reversed(sentences))
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
