@@ -118,9 +118,9 @@ def sentences(passage: str) -> list[str]:
     return [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", passage) if s.strip()]
 
 
-def reversed_text(sentences: Sequence[str]) -> str:
-    """The sentences in reverse order, as one text."""
-    return " ".join(reversed(sentences))
+def reversed_text(parts: Sequence[str]) -> str:
+    """Sentences in reverse order, as one text."""
+    return " ".join(reversed(parts))
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
