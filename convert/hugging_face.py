@@ -25,6 +25,7 @@ def save(folder: str | Path, lm: LM) -> None:
     tensors = llama_weights.to_hf(lm.config, lm.params)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / SINGLE, {"format": "pt"})
+    (folder / SINGLE).chmod(0o644)  # the library lets only the owner read its files
     config = configs.to_hf(lm.config) | {"dtype": lm.dtype.name}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
     if lm.tokenizer is not None:
