@@ -10,6 +10,8 @@ from specjax.generation.metrics import Totals
 from specjax.measure import acceptance, timing
 from specjax.models.lm import LM
 
+_COUNT = 16  # repetitions in a timed program: steps of small models are short beside the host's call
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
@@ -42,7 +44,7 @@ class Trial:
         """Compiles all that is timed. Several trials may be warmed up at once, each in a thread."""
         job = self.job(self.prompts[0], 1.0)
         job.warmup()
-        timing.calls(job, repeats=1)
+        timing.calls(job, _COUNT, repeats=1)
 
     def alpha(self, temperature: float) -> tuple[acceptance.Alpha, float]:
         """Alpha by corollary 3.6 over all prompts in one batch, and the share of prefixes with a draft."""
@@ -53,7 +55,7 @@ class Trial:
 
     def costs(self) -> tuple[float, float]:
         """c, the time of a draft step, and the time of verifying K drafted tokens, both over that of a plain step."""
-        seconds = timing.calls(self.job(self.prompts[0], 1.0))
+        seconds = timing.calls(self.job(self.prompts[0], 1.0), _COUNT)
         plain = seconds["plain_step"]
         return seconds["draft"] / self.size / plain, max(seconds["verify"].values()) / plain
 
