@@ -1,4 +1,4 @@
-"""Trains a target and its drafts from scratch on a text: GPT-2s that continue it, or T5s that reverse its sentences.
+"""Trains a target and its drafts from scratch on a text: GPT-2s that continue it, or T5s that reverse its lines.
 
 python scripts/train_pair.py --presets 97m 6m --text wikipedia.txt --out pair
 """
@@ -25,7 +25,7 @@ from specjax.training.text_rows import Passages
 from specjax.training.texts import Texts
 from specjax.training.train_text import TextObjective
 
-PROMPTS = 64  # the most held-out prompts that are written
+PROMPTS, CORPUS = 64, 20_000  # the most held-out prompts that are written, and the most rows of a T5 in the corpus
 
 
 def parse(argv=None) -> argparse.Namespace:
@@ -72,20 +72,22 @@ def rows_of(args: argparse.Namespace, texts: list[str], tokenizer: Tokenizer) ->
     return rows
 
 
-def write_texts(args: argparse.Namespace, texts: Passages, tokenizer: Tokenizer) -> None:
+def write_texts(args: argparse.Namespace, texts: Passages, tokenizer: Tokenizer, rows: Texts, held_out: Texts) -> None:
     """Writes ``prompts.jsonl``, beginnings of held-out passages or held-out sources, and ``corpus.txt``.
 
-    Each held-out passage gives at most one prompt. The corpus is what the models learn to say.
+    The corpus is text that the models learn to say.
     """
+
+    def pairs(rows: Texts):
+        return zip(rows.tokens, rows.own, strict=True)
+
     if args.reverses:
-        first = (next(text_rows.reversals([p], tokenizer, args.row_tokens), None) for p in texts.held_out)
-        prompts = [pair[0] for pair in first if pair is not None]
-        corpus = [text_rows.reversed_text(text_rows.sentences(passage)) for passage in texts.training]
+        prompts = [tokenizer.decode(row[: own.argmax()]) for row, own in pairs(held_out)]
+        corpus = [tokenizer.decode(row[own]) for row, own in pairs(rows.rows(slice(CORPUS)))]
     else:
         ids = [tokenizer.encode(passage)[: args.row_tokens // 4] for passage in texts.held_out]
-        prompts, corpus = [tokenizer.decode(x).strip().rsplit(maxsplit=1)[0] for x in ids], texts.training
-    chosen = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
-    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in chosen)
+        prompts, corpus = [tokenizer.decode(x).rsplit(maxsplit=1)[0] for x in ids], texts.training
+    lines = (json.dumps({"prompt": prompt.strip()}, ensure_ascii=False) + "\n" for prompt in prompts[:PROMPTS])
     (args.out / "prompts.jsonl").write_text("".join(lines), "utf-8")
     (args.out / "corpus.txt").write_text("\n".join(corpus), "utf-8")
 
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
     training, held_out = (rows_of(args, part, tokenizer) for part in texts)
     held_out = held_out.shuffled(args.seed).rows(slice(0, 2 * args.batch))
     args.out.mkdir(parents=True, exist_ok=True)
-    write_texts(args, texts, tokenizer)
+    write_texts(args, texts, tokenizer, training, held_out)
     about = f"vocabulary {tokenizer.vocab_size}; {args.dtype}, {jax.devices()[0].device_kind}, jax {jax.__version__}"
     say(f"{len(texts.training)} passages, {len(training.tokens)} rows, {training.own_tokens} tokens to learn, {about}")
     for name in args.presets:

@@ -4,9 +4,10 @@ Text is cut into passages of whole lines. One passage in twenty is held out.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -14,6 +15,7 @@ from specjax.text.tokenizer import Tokenizer
 from specjax.training.texts import Texts
 
 PAD, END = "<pad>", "<|endoftext|>"  # the ids 0 and 1; <pad> is also the first token of a T5's decoder
+BETWEEN = " /"  # stands between the lines of a source
 _HELD_OUT = 20  # one passage in so many
 
 
@@ -80,47 +82,55 @@ def plain_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Texts:
     return Texts.of(rows, [0] * len(rows), size, tokenizer.vocab_size)
 
 
-def reversal_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Texts:
-    """Rows for a model with an encoder: some sentences as the source, and the same in reverse order as the text.
+def reversal_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int, orders: int = 8, seed: int = 0) -> Texts:
+    """Rows for a model with an encoder: short lines as the source, and the same lines in reverse order as the text.
 
-    Each row is a source, its end token, the decoder's first token, the text and its end token. Source and text fit
-    into half of the row each. Only tokens of the text have a weight.
+    The lines of a source are drawn from all texts, so a line says nothing about the next one: without the source the
+    text can't be known. Each row is a source, its end token, the decoder's first token, the text and its end token.
+    Source and text fit into half of the row each. Only tokens of the text have a weight.
+
+    Args:
+      texts: the texts, which are cut into lines.
+      tokenizer: a tokenizer of :func:`train_tokenizer`.
+      size: the tokens of a row.
+      orders: in how many random orders all lines are gone through.
+      seed: the seed of the orders.
     """
-    asked = list(reversals(texts, tokenizer, size))
-    flat = tokenizer.backend.encode_batch([side for pair in asked for side in pair])
-    start, end, rows, starts = _id(tokenizer, PAD), _id(tokenizer, END), [], []
-    for source, text in zip(flat[::2], flat[1::2], strict=True):
-        if max(len(source.ids), len(text.ids)) <= _room(size):
-            rows.append([*source.ids, end, start, *text.ids, end])
-            starts.append(len(source.ids) + 2)
+    start, end, between = _id(tokenizer, PAD), _id(tokenizer, END), tokenizer.encode(BETWEEN)
+    lines = [line.ids for line in tokenizer.backend.encode_batch([x for text in texts for x in short_lines(text)])]
+    rng, room = np.random.default_rng(seed), size // 2 - 2  # the room is without the first token and the ends
+    rows, starts = [], []
+    for _ in range(orders):
+        for chosen in _filled((lines[i] for i in rng.permutation(len(lines))), room, len(between)):
+            source, text = (_joined(part, between) for part in (chosen, chosen[::-1]))
+            rows.append([*source, end, start, *text, end])
+            starts.append(len(source) + 2)
     return Texts.of(rows, starts, size, tokenizer.vocab_size)
 
 
-def reversals(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Iterator[tuple[str, str]]:
-    """Pairs of a source and its text, for rows of ``size`` tokens. A source begins at every sentence.
-
-    It has as many sentences of its passage as fit, at least two.
-    """
-    for passage in texts:
-        found = sentences(passage)
-        lengths = [len(encoded.ids) for encoded in tokenizer.backend.encode_batch(found)]
-        for first in range(len(found)):
-            last, total = first, 0
-            while last < len(found) and total + lengths[last] <= _room(size):
-                total += lengths[last]
-                last += 1
-            if last - first >= 2:
-                yield " ".join(found[first:last]), reversed_text(found[first:last])
+def short_lines(text: str, words: int = 8) -> list[str]:
+    """Cuts a text at the ends of lines and sentences, and after every ``words`` words."""
+    parts = (part.split() for part in re.split(r"(?<=[.!?])\s+|\n+", text))
+    return [" ".join(part[i : i + words]) for part in parts for i in range(0, len(part), words)]
 
 
-def sentences(passage: str) -> list[str]:
-    """The sentences of a passage: the text up to each full stop, question or exclamation mark, or end of a line."""
-    return [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", passage) if s.strip()]
+def _filled(lines: Iterable[list[int]], room: int, between: int) -> Iterator[list[list[int]]]:
+    """Groups of at least two lines that fit into ``room`` tokens, with ``between`` tokens between two lines."""
+    group: list[list[int]] = []
+    used = 0
+    for line in lines:
+        if used + len(line) > room:
+            if len(group) > 1:
+                yield group
+            group, used = [], 0
+        if len(line) <= room:
+            group.append(line)
+            used += len(line) + between
 
 
-def reversed_text(parts: Sequence[str]) -> str:
-    """Sentences in reverse order, as one text."""
-    return " ".join(reversed(parts))
+def _joined(lines: Sequence[list[int]], between: list[int]) -> list[int]:
+    """The tokens of lines with the same tokens between any two."""
+    return [token for i, line in enumerate(lines) for token in (*(between if i else ()), *line)]
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
@@ -128,8 +138,3 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
     found = tokenizer.special_id(token)
     assert found is not None
     return found
-
-
-def _room(size: int) -> int:
-    """The most tokens of a source, or of a text, without the decoder's first token and the ends."""
-    return size // 2 - 2

@@ -16,7 +16,6 @@ from specjax.measure.prediction import Prediction, Trial
 from specjax.testing import tiny_lm
 from specjax.training import text_rows
 from specjax.training.presets import PRESETS
-from specjax.training.texts import Texts
 from specjax.training.train_text import TextObjective
 
 WORDS = "the a one old red small king ship door river sees takes follows leaves and but of with".split()
@@ -60,25 +59,25 @@ def test_plain_rows_are_the_texts_one_after_another():
     assert rows.own.all()
 
 
-def test_the_text_of_a_row_is_its_source_with_the_sentences_in_reverse_order():
-    passage = "The king sees.\nA red ship leaves. But of the door!"
-    rows = text_rows.reversal_rows([passage, "Alone."], TOKENIZER, 96)
-    first, second = ([TOKENIZER.decode(row).strip() for row in sides(rows, i)] for i in range(2))
-    assert first == ["The king sees. A red ship leaves. But of the door!",
-                     "But of the door! A red ship leaves. The king sees."]  # fmt: skip
-    assert second == ["A red ship leaves. But of the door!", "But of the door! A red ship leaves."]
-    assert len(rows.tokens) == 2, "a source of one sentence would be its own text"
+def test_the_text_of_a_row_is_its_source_with_the_lines_in_reverse_order():
+    text = "The king sees. A red ship leaves and follows the one old river of the door!\nBut of a king"
+    lines = ["The king sees.", "A red ship leaves and follows the one", "old river of the door!", "But of a king"]
+    assert text_rows.short_lines(text) == lines
+    rows = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
+    found = set()
     for row, own in zip(rows.tokens, rows.own, strict=True):
-        start = own.argmax() - 1
-        assert row[start - 1 : start + 1].tolist() == [1, 0] and row[own][-1] == 1, "end, first token; and the end"
-    short = text_rows.reversal_rows([passage], TOKENIZER, 56)
-    assert TOKENIZER.decode(sides(short, 0)[0]).strip() == "The king sees. A red ship leaves."
-
-
-def sides(rows: Texts, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """The source and the text of a row, without ends and the decoder's first token."""
-    row, own = rows.tokens[index], rows.own[index]
-    return row[: own.argmax() - 2], row[own][:-1]
+        first = int(own.argmax())
+        source, said = row[: first - 2].tolist(), row[own].tolist()
+        assert row[first - 2 : first].tolist() == [1, 0] and said[-1] == 1, "end, first token; and the end of the text"
+        assert TOKENIZER.encode(TOKENIZER.decode(source).strip()) == source, "a prompt has the tokens of the row"
+        parts = TOKENIZER.decode(source).strip().split(" / ")
+        assert TOKENIZER.decode(said).strip() == " / ".join(reversed(parts)) and len(parts) > 1
+        assert set(parts) <= set(lines) and len(set(parts)) == len(parts)
+        found.add(tuple(parts))
+    assert len(rows.tokens) >= 6 and len(found) > 3, "each order is another one"
+    assert not len(text_rows.reversal_rows(["Alone."], TOKENIZER, 64).tokens), "one line is its own reverse"
+    again = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
+    assert np.array_equal(again.tokens, rows.tokens)
 
 
 def test_a_model_of_another_family_is_refused():
@@ -135,14 +134,19 @@ def test_transformers_reads_the_folder_and_finds_the_loss_that_the_curve_says(pa
 def test_prompts_are_of_held_out_text_and_the_corpus_is_what_is_learned(pair):
     folder, name = pair
     prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    for prompt, passage in zip(prompts, PASSAGES.held_out, strict=True):
-        assert len(prompt) > 10 and prompt.replace("\n", " ") in passage.replace("\n", " ")
-    learned = sentences_of((folder / "corpus.txt").read_text())
-    assert learned <= sentences_of("\n".join(PASSAGES.training)) and len(learned) > 300
+    corpus = (folder / "corpus.txt").read_text().split("\n")
+    kept, learned = (lines_of(*part) for part in (PASSAGES.held_out, PASSAGES.training))
+    if name.startswith("t5"):
+        assert {part for prompt in prompts for part in prompt.split(" / ")} <= kept
+        assert {part.strip() for line in corpus for part in line.split(" / ")} <= learned
+    else:
+        assert all(p.startswith(x) for x, p in zip(prompts, PASSAGES.held_out, strict=True))
+        assert "\n".join(corpus) == "\n".join(PASSAGES.training)
+    assert len(prompts) >= 2 and len(corpus) > 300
 
 
-def sentences_of(text: str) -> set[str]:
-    return {sentence.strip() for line in text.split("\n") for sentence in line.split(".")}
+def lines_of(*texts: str) -> set[str]:
+    return {line for text in texts for line in text_rows.short_lines(text)}
 
 
 @pytest.mark.parametrize("pair", ["gpt2-tiny", pytest.param("t5-tiny", marks=pytest.mark.slow)], indirect=True)
