@@ -97,33 +97,46 @@ def reversal_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int, orders:
       seed: the seed of the orders.
     """
     start, end, between = _id(tokenizer, PAD), _id(tokenizer, END), tokenizer.encode(BETWEEN)
-    lines = [line.ids for line in tokenizer.backend.encode_batch([x for text in texts for x in short_lines(text)])]
     rng, room = np.random.default_rng(seed), size // 2 - 2  # the room is without the first token and the ends
+    found = [line for text in texts for line in short_lines(text, rng)]
+    lines = [line.ids for line in tokenizer.backend.encode_batch(found)]
     rows, starts = [], []
     for _ in range(orders):
-        for chosen in _filled((lines[i] for i in rng.permutation(len(lines))), room, len(between)):
+        for chosen in _filled((lines[i] for i in rng.permutation(len(lines))), room, len(between), rng):
             source, text = (_joined(part, between) for part in (chosen, chosen[::-1]))
             rows.append([*source, end, start, *text, end])
             starts.append(len(source) + 2)
     return Texts.of(rows, starts, size, tokenizer.vocab_size)
 
 
-def short_lines(text: str, words: int = 8) -> list[str]:
-    """Cuts a text at the ends of lines and sentences, and after every ``words`` words."""
-    parts = (part.split() for part in re.split(r"(?<=[.!?])\s+|\n+", text))
-    return [" ".join(part[i : i + words]) for part in parts for i in range(0, len(part), words)]
+def short_lines(text: str, rng: np.random.Generator, words: int = 8) -> list[str]:
+    """Cuts a text at the ends of lines and sentences, and after 1 to ``words`` words, a number drawn each time."""
+    found = []
+    for part in re.split(r"(?<=[.!?])\s+|\n+", text):
+        rest = part.split()
+        while rest:
+            size = int(rng.integers(1, words + 1))
+            found.append(" ".join(rest[:size]))
+            rest = rest[size:]
+    return found
 
 
-def _filled(lines: Iterable[list[int]], room: int, between: int) -> Iterator[list[list[int]]]:
-    """Groups of at least two lines that fit into ``room`` tokens, with ``between`` tokens between two lines."""
+def _filled(
+    lines: Iterable[list[int]], room: int, between: int, rng: np.random.Generator
+) -> Iterator[list[list[int]]]:
+    """Groups of at least two lines, with ``between`` tokens between two lines.
+
+    The most tokens of a group are drawn from 1 to ``room``. From short sources a model learns where to look in long
+    ones.
+    """
     group: list[list[int]] = []
-    used = 0
+    used, most = 0, int(rng.integers(1, room + 1))
     for line in lines:
-        if used + len(line) > room:
+        if used + len(line) > most:
             if len(group) > 1:
                 yield group
-            group, used = [], 0
-        if len(line) <= room:
+            group, used, most = [], 0, int(rng.integers(1, room + 1))
+        if len(line) <= most:
             group.append(line)
             used += len(line) + between
 

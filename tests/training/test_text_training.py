@@ -61,8 +61,10 @@ def test_plain_rows_are_the_texts_one_after_another():
 
 def test_the_text_of_a_row_is_its_source_with_the_lines_in_reverse_order():
     text = "The king sees. A red ship leaves and follows the one old river of the door!\nBut of a king"
-    lines = ["The king sees.", "A red ship leaves and follows the one", "old river of the door!", "But of a king"]
-    assert text_rows.short_lines(text) == lines
+    lines = text_rows.short_lines(text, np.random.default_rng(0))
+    assert " ".join(lines) == text.replace("\n", " ") and {len(line.split()) for line in lines} <= set(range(1, 9))
+    ends = {line.split()[-1] for line in lines}
+    assert {"sees.", "door!", "king"} <= ends, "no line goes past the end of a sentence"
     rows = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
     found = set()
     for row, own in zip(rows.tokens, rows.own, strict=True):
@@ -74,7 +76,8 @@ def test_the_text_of_a_row_is_its_source_with_the_lines_in_reverse_order():
         assert TOKENIZER.decode(said).strip() == " / ".join(reversed(parts)) and len(parts) > 1
         assert set(parts) <= set(lines) and len(set(parts)) == len(parts)
         found.add(tuple(parts))
-    assert len(rows.tokens) >= 6 and len(found) > 3, "each order is another one"
+    assert len(found) > 3, "each order is another one"
+    assert len(set(map(len, found))) > 1, "sources are short and long"
     assert not len(text_rows.reversal_rows(["Alone."], TOKENIZER, 64).tokens), "one line is its own reverse"
     again = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
     assert np.array_equal(again.tokens, rows.tokens)
@@ -135,18 +138,14 @@ def test_prompts_are_of_held_out_text_and_the_corpus_is_what_is_learned(pair):
     folder, name = pair
     prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
     corpus = (folder / "corpus.txt").read_text().split("\n")
-    kept, learned = (lines_of(*part) for part in (PASSAGES.held_out, PASSAGES.training))
+    kept, learned = (" ".join(" ".join(part).split()) for part in (PASSAGES.held_out, PASSAGES.training))
     if name.startswith("t5"):
-        assert {part for prompt in prompts for part in prompt.split(" / ")} <= kept
-        assert {part.strip() for line in corpus for part in line.split(" / ")} <= learned
+        assert all(part in kept for prompt in prompts for part in prompt.split(" / "))
+        assert all(part.strip() in learned for line in corpus for part in line.split(" / "))
     else:
         assert all(p.startswith(x) for x, p in zip(prompts, PASSAGES.held_out, strict=True))
         assert "\n".join(corpus) == "\n".join(PASSAGES.training)
     assert len(prompts) >= 2 and len(corpus) > 300
-
-
-def lines_of(*texts: str) -> set[str]:
-    return {line for text in texts for line in text_rows.short_lines(text)}
 
 
 @pytest.mark.parametrize("pair", ["gpt2-tiny", pytest.param("t5-tiny", marks=pytest.mark.slow)], indirect=True)
