@@ -1,4 +1,4 @@
-"""Trains a target and its drafts from scratch on a text: GPT-2s that continue it, or T5s that reverse its sentences.
+"""Trains a target and its drafts from scratch on a text: GPT-2s that continue it, or T5s that reverse its lines.
 
 python scripts/train_pair.py --presets 97m 6m --text wikipedia.txt --out pair
 """

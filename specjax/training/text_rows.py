@@ -15,7 +15,7 @@ from specjax.text.tokenizer import Tokenizer
 from specjax.training.texts import Texts
 
 PAD, END = "<pad>", "<|endoftext|>"  # the ids 0 and 1; <pad> is also the first token of a T5's decoder
-BETWEEN = " /"  # stands between the sentences of a source
+BETWEEN = " /"  # stands between the lines of a source
 _HELD_OUT = 20  # one passage in so many
 
 
@@ -83,61 +83,67 @@ def plain_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int) -> Texts:
 
 
 def reversal_rows(texts: Sequence[str], tokenizer: Tokenizer, size: int, orders: int = 8, seed: int = 0) -> Texts:
-    """Rows for a model with an encoder: some sentences as the source, and the same in reverse order as the text.
+    """Rows for a model with an encoder: short lines as the source, and the same lines in reverse order as the text.
 
-    The sentences of a source are drawn from all texts, so a sentence says nothing about the next one: without the
-    source the text can't be known. Each row is a source, its end token, the decoder's first token, the text and its end
-    token. Source and text fit into half of the row each, and longer sentences are left out. Only tokens of the text
-    have a weight.
+    The lines of a source are drawn from all texts, so a line says nothing about the next one: without the source the
+    text can't be known. Each row is a source, its end token, the decoder's first token, the text and its end token.
+    Source and text fit into half of the row each. Only tokens of the text have a weight.
 
     Args:
-      texts: the texts, which are cut into sentences.
+      texts: the texts, which are cut into lines.
       tokenizer: a tokenizer of :func:`train_tokenizer`.
       size: the tokens of a row.
-      orders: in how many random orders all sentences are gone through.
+      orders: in how many random orders all lines are gone through.
       seed: the seed of the orders.
     """
     start, end, between = _id(tokenizer, PAD), _id(tokenizer, END), tokenizer.encode(BETWEEN)
     rng, room = np.random.default_rng(seed), size // 2 - 2  # the room is without the first token and the ends
-    found = [sentence for text in texts for sentence in sentences(text)]
-    ids = [sentence.ids for sentence in tokenizer.backend.encode_batch(found)]
+    found = [line for text in texts for line in short_lines(text, rng)]
+    lines = [line.ids for line in tokenizer.backend.encode_batch(found)]
     rows, starts = [], []
     for _ in range(orders):
-        for chosen in _filled((ids[i] for i in rng.permutation(len(ids))), room, len(between), rng):
+        for chosen in _filled((lines[i] for i in rng.permutation(len(lines))), room, len(between), rng):
             source, text = (_joined(part, between) for part in (chosen, chosen[::-1]))
             rows.append([*source, end, start, *text, end])
             starts.append(len(source) + 2)
     return Texts.of(rows, starts, size, tokenizer.vocab_size)
 
 
-def sentences(text: str) -> list[str]:
-    """Cuts a text after each full stop, question mark and exclamation mark, and at the ends of lines."""
-    return [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
+def short_lines(text: str, rng: np.random.Generator, words: int = 8) -> list[str]:
+    """Cuts a text at the ends of lines and sentences, and after 1 to ``words`` words, a number drawn each time."""
+    found = []
+    for part in re.split(r"(?<=[.!?])\s+|\n+", text):
+        rest = part.split()
+        while rest:
+            size = int(rng.integers(1, words + 1))
+            found.append(" ".join(rest[:size]))
+            rest = rest[size:]
+    return found
 
 
 def _filled(
-    sentences: Iterable[list[int]], room: int, between: int, rng: np.random.Generator
+    lines: Iterable[list[int]], room: int, between: int, rng: np.random.Generator
 ) -> Iterator[list[list[int]]]:
-    """Groups of at least two sentences, with ``between`` tokens between two of them.
+    """Groups of at least two lines, with ``between`` tokens between two lines.
 
     The most tokens of a group are drawn from 1 to ``room``. From short sources a model learns where to look in long
     ones.
     """
     group: list[list[int]] = []
     used, most = 0, int(rng.integers(1, room + 1))
-    for sentence in sentences:
-        if used + len(sentence) > most:
+    for line in lines:
+        if used + len(line) > most:
             if len(group) > 1:
                 yield group
             group, used, most = [], 0, int(rng.integers(1, room + 1))
-        if len(sentence) <= most:
-            group.append(sentence)
-            used += len(sentence) + between
+        if len(line) <= most:
+            group.append(line)
+            used += len(line) + between
 
 
-def _joined(group: Sequence[list[int]], between: list[int]) -> list[int]:
-    """The tokens of a group's sentences, with the same tokens between any two."""
-    return [token for i, sentence in enumerate(group) for token in (*(between if i else ()), *sentence)]
+def _joined(lines: Sequence[list[int]], between: list[int]) -> list[int]:
+    """The tokens of lines with the same tokens between any two."""
+    return [token for i, line in enumerate(lines) for token in (*(between if i else ()), *line)]
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:

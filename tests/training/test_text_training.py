@@ -59,10 +59,12 @@ def test_plain_rows_are_the_texts_one_after_another():
     assert rows.own.all()
 
 
-def test_the_text_of_a_row_is_its_source_with_the_sentences_in_reverse_order():
-    text = "The king sees. A red ship  leaves!\nBut of a king\n\nAnd the river? It is old."
-    lines = text_rows.sentences(text)
-    assert lines == ["The king sees.", "A red ship leaves!", "But of a king", "And the river?", "It is old."]
+def test_the_text_of_a_row_is_its_source_with_the_lines_in_reverse_order():
+    text = "The king sees. A red ship leaves and follows the one old river of the door!\nBut of a king"
+    lines = text_rows.short_lines(text, np.random.default_rng(0))
+    assert " ".join(lines) == text.replace("\n", " ") and {len(line.split()) for line in lines} <= set(range(1, 9))
+    ends = {line.split()[-1] for line in lines}
+    assert {"sees.", "door!", "king"} <= ends, "no line goes past the end of a sentence"
     rows = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
     found = set()
     for row, own in zip(rows.tokens, rows.own, strict=True):
@@ -76,7 +78,7 @@ def test_the_text_of_a_row_is_its_source_with_the_sentences_in_reverse_order():
         found.add(tuple(parts))
     assert len(found) > 3, "each order is another one"
     assert len(set(map(len, found))) > 1, "sources are short and long"
-    assert not len(text_rows.reversal_rows(["Alone."], TOKENIZER, 64).tokens), "one sentence is its own reverse"
+    assert not len(text_rows.reversal_rows(["Alone."], TOKENIZER, 64).tokens), "one line is its own reverse"
     again = text_rows.reversal_rows([text], TOKENIZER, 120, orders=6)
     assert np.array_equal(again.tokens, rows.tokens)
 
@@ -143,7 +145,7 @@ def test_prompts_are_of_held_out_text_and_the_corpus_is_what_is_learned(pair):
     else:
         assert all(p.startswith(x) for x, p in zip(prompts, PASSAGES.held_out, strict=True))
         assert "\n".join(corpus) == "\n".join(PASSAGES.training)
-    assert len(prompts) >= 2 and len(corpus) > 100
+    assert len(prompts) >= 2 and len(corpus) > 300
 
 
 @pytest.mark.parametrize("pair", ["gpt2-tiny", pytest.param("t5-tiny", marks=pytest.mark.slow)], indirect=True)
