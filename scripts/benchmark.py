@@ -103,7 +103,8 @@ def _add_heads(add: Callable) -> None:
         default=("mt-bench",),
         metavar="RATE",
         help=f"for eagle3 and dflash: one of {', '.join(eagle.PRESETS)}; or for each depth how often its best guess is "
-        "right, and after colons its next guesses: 0.8 0.7:0.1. The last holds for all further depths (%(default)s)",
+        "right, and for eagle3 after colons its next guesses: 0.8 0.7:0.1. The last holds for all further depths "
+        "(%(default)s)",
     )
     add(
         "--ways",
@@ -161,15 +162,30 @@ def parse(argv) -> argparse.Namespace:
         if not 0 <= alpha <= 1:
             parser.error(f"acceptance rates are from 0 to 1, got {alpha}")
     _check_head(parser, args)
-    target, draft = SHAPES[args.target], SHAPES[args.draft]
-    if args.drafter == "draft-model" and target.vocab_size != draft.vocab_size:
-        parser.error(f"--target and --draft need one vocabulary, got {target.vocab_size} and {draft.vocab_size} tokens")
-    last = target.num_hidden_layers - 1
+    _check_shapes(parser, args)
+    last = SHAPES[args.target].num_hidden_layers - 1
     if args.exit_layer is not None and not 1 <= args.exit_layer <= last:
         parser.error(f"--exit-layer of {args.target} is from 1 to {last}, got {args.exit_layer}")
     if "quantized" in args.modes and (args.quantize or args.quantize_draft):
         parser.error("--modes quantized quantises the models itself; leave --quantize and --quantize-draft out")
     return args
+
+
+def _check_shapes(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuses a target and a drafter that do not go together, and what a model with an encoder does not do."""
+    target, draft = SHAPES[args.target], SHAPES[args.draft]
+    if args.drafter == "draft-model":
+        if target.vocab_size != draft.vocab_size:
+            sizes = f"{target.vocab_size} and {draft.vocab_size} tokens"
+            parser.error(f"--target and --draft need one vocabulary, got {sizes}")
+        if bool(target.start_ids) != bool(draft.start_ids):
+            parser.error(f"--target and --draft need an encoder both, or none, got {args.target} and {args.draft}")
+    if not target.start_ids:
+        return
+    if args.drafter != "draft-model":
+        parser.error(f"--drafter {args.drafter} is for decoders, and {args.target} has an encoder; give --draft")
+    if "waits" in args.modes or args.serving_chunk is not None:
+        parser.error(f"--modes waits and --serving-chunk are for decoders: {args.target} reads each prompt in one call")
 
 
 def _check_head(parser: Parser, args: argparse.Namespace) -> None:
@@ -195,6 +211,9 @@ def _check_head(parser: Parser, args: argparse.Namespace) -> None:
         eagle.acceptance_table(args.acceptance, 1)
     except ValueError as error:
         parser.error(f"--acceptance: {error}")
+    if args.drafter == "dflash" and any(":" in rates for rates in args.acceptance):
+        given = " ".join(args.acceptance)
+        parser.error(f"--acceptance {given}: dflash drafts one guess a place; leave the colons and what follows out")
 
 
 def _deepest(args: argparse.Namespace) -> int:
@@ -219,9 +238,10 @@ def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.peers:
+        changes = args.quantize or args.quantize_draft or args.kv_dtype
+        peers.check((SHAPES[args.target], SHAPES[args.draft]), args.batch, args.devices, changes)
     others = peers.load(args.peers, args.gpt_fast)  # a missing peer is refused before any device work
-    if others:
-        peers.check(args.batch, args.devices, args.quantize or args.quantize_draft or args.kv_dtype)
     compilation_cache_of_script(args.compilation_cache)
     if args.devices > 1:
         parallel.mesh(args.devices)  # too few devices are refused here

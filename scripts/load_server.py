@@ -25,7 +25,7 @@ from cli.parser import Parser, flag, refusing
 
 import specjax
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark.case import SHAPES, Case
+from specjax.measure.benchmark.case import DECODERS, Case
 from specjax.measure.benchmark.table import Table
 from specjax.measure.load import compare
 from specjax.measure.load.compare import Load
@@ -46,8 +46,8 @@ def _parser() -> Parser:
     add("--address", metavar="URL", help="a server of OpenAI's interface, without /v1")
     add("--served-model", metavar="NAME", help="with --address: the model's name there (the first one of /v1/models)")
     add("--api-key", metavar="KEY", help="with --address: the key")
-    add("--target", choices=SHAPES, help="planted weights of this shape, in place of --model")
-    add("--draft", choices=SHAPES, help="with --target: the shape of the draft model; without it nothing is drafted")
+    add("--target", choices=DECODERS, help="planted weights of this shape, in place of --model")
+    add("--draft", choices=DECODERS, help="with --target: the shape of the draft model; without it nothing is drafted")
     add("--alpha", type=float, default=0.8, help="with --draft: share of tokens that it predicts right (%(default)s)")
     model_flags.add_all(parser)
     add("--slots", type=int, help="requests that decode at the same time (as many as streams, or 8)")

@@ -26,7 +26,7 @@ from specjax.checkpoints.trained_drafters import trained_for
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.measure import spec_bench
 from specjax.measure.benchmark import peers
-from specjax.measure.benchmark.case import SHAPES
+from specjax.measure.benchmark.case import DECODERS
 from specjax.report.progress import bar
 from specjax.testing import planted_writers
 
@@ -48,8 +48,8 @@ def parse(argv) -> argparse.Namespace:
     add("--per-task", type=int, help="questions of each task, spread over the file; all 80 by default")
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
     add("--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer, which drafts too")
-    add("--planted", nargs=2, choices=SHAPES, metavar=("TARGET", "DRAFT"),
-        help=f"planted models of these shapes ({', '.join(SHAPES)}), with the tokenizer of --model")  # fmt: skip
+    add("--planted", nargs=2, choices=DECODERS, metavar=("TARGET", "DRAFT"),
+        help=f"planted models of these shapes ({', '.join(DECODERS)}), with the tokenizer of --model")  # fmt: skip
     add("--alpha", type=float, default=0.75, help="with --planted: the acceptance rate of a token (%(default)s)")
     add("--max-new-tokens", type=int, default=1024, help="new tokens of a turn (%(default)s, as the authors)")
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="temperatures, a table for each (0 1)")
@@ -75,7 +75,7 @@ def parse(argv) -> argparse.Namespace:
 def planted(args: argparse.Namespace) -> tuple[specjax.LM, specjax.LM, Candidates]:
     """The planted target, its draft model, and the drafters to compare on the target."""
     tokenizer, dtype = tokenizer_and_dtype(args)
-    target, draft = (SHAPES[name] for name in args.planted)
+    target, draft = (DECODERS[name] for name in args.planted)
     lm, helper, head = planted_writers(target, draft, args.alpha, K, tokenizer, dtype=dtype)
     return lm, helper, {
         "draft model, chain of 5": (lambda: d.DraftModel(helper), K),

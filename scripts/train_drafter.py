@@ -27,7 +27,7 @@ from convert import checkpoint
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import DFlash, DraftModel, Eagle, Medusa, PaSS
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark.case import SHAPES
+from specjax.measure.benchmark.case import DECODERS
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.dflash_head import DFlashHeadConfig, layers_for
 from specjax.models.heads.eagle1_head import Eagle1HeadConfig
@@ -76,8 +76,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--kind", choices=("eagle", "eagle3", "dflash", "medusa", "pass", "draft", "early-exit"), required=True)
     add("--model", default="smollm2-135m-instruct", help="the target (%(default)s)")
-    add("--planted", choices=SHAPES, metavar="SHAPE",
-        help=f"a planted target, to try a run out: {', '.join(SHAPES)}; with the tokenizer of --model")  # fmt: skip
+    add("--planted", choices=DECODERS, metavar="SHAPE",
+        help=f"a planted target, to try a run out: {', '.join(DECODERS)}; with the tokenizer of --model")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16"), help="dtype of the target's weights")
     add("--texts", type=Path, metavar="FILE.npz", help="texts: read if the file exists, else sampled and written there")
     add("--dialogues", type=int, default=20000, help="dialogues to sample (%(default)s)")
@@ -154,7 +154,7 @@ def target_of(args: argparse.Namespace) -> specjax.LM:
     if not args.planted:
         return specjax.load(args.model, dtype=args.dtype)
     tokenizer, dtype = tokenizer_and_dtype(args)
-    return planted_writer(SHAPES[args.planted], tokenizer, seed=args.seed, dtype=dtype)
+    return planted_writer(DECODERS[args.planted], tokenizer, seed=args.seed, dtype=dtype)
 
 
 def said(texts: Texts, vocab: int) -> np.ndarray:

@@ -2,10 +2,13 @@
 
 XLA makes seven kernels of the five steps. Each takes a microsecond or two, together half the time of a small model's
 layer. For the few tokens of decoding on an NVIDIA GPU, one hand-written kernel does all five steps:
-:mod:`specjax.models.fused_attention`. Two kernels for Hopper cards are new, and run if the environment has
-``SPECJAX_HOPPER_KERNELS=1``: :mod:`specjax.models.hopper_attention` for few tokens (:func:`implementation`), and
-:mod:`specjax.models.prompt_attention` for a prompt's chunk. ``SPECJAX_FUSED_ATTENTION=0`` leaves all attention to XLA.
-Both variables are read when a program is traced. The logger of this module says which attention programs get.
+:mod:`specjax.models.fused_attention`, or on a Hopper card :mod:`specjax.models.hopper_attention`
+(:func:`implementation`). On a Hopper card :mod:`specjax.models.prompt_attention` serves a prompt's chunk.
+
+Two environment variables are read when a program is traced. ``SPECJAX_FUSED_ATTENTION=0`` leaves all attention to XLA.
+``SPECJAX_HOPPER_KERNELS`` is 0 for no kernel that only Hopper cards run, and 1 for such a kernel wherever there is one:
+by default few tokens get it only if JAX has no Triton any more. The logger of this module says which attention programs
+get.
 """
 
 import importlib
@@ -145,16 +148,19 @@ def kernels() -> str | None:
 
 
 def hopper_kernels() -> bool:
-    """Whether the user asked for the kernels in Pallas for Mosaic GPU, and the card is a Hopper one.
+    """Whether the card runs the kernels in Pallas for Mosaic GPU, and the user has not switched them off."""
+    return _hopper_wish() != "0" and _capability() == 9.0  # only Hopper has their matrix products
 
-    Each of them ran on a card by itself. No whole generation has, so they are not the default.
-    """
-    asked = os.environ.get("SPECJAX_HOPPER_KERNELS", "0") == "1"
-    return asked and _capability() == 9.0  # only Hopper has their matrix products
+
+def _hopper_wish() -> str | None:
+    return os.environ.get("SPECJAX_HOPPER_KERNELS")
 
 
 def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
     """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
+
+    Triton's kernel takes half the time of the Hopper kernel in texts of a few hundred tokens, and the Hopper kernel
+    gains in long texts and in pages. The choice depends on neither, because then the bits of a text would too.
 
     Args:
       platform: what :func:`kernels` gives. Pallas can't interpret the Hopper kernel, so a CPU gets "triton".
@@ -168,9 +174,9 @@ def implementation(platform: str | None, block: int, group: int, dim: int, capac
         return "xla"
     # The copy engine moves eight tokens of a query, and groups of eight slots.
     fits = block <= 8 and group <= 8 and dim in (64, 128) and (paged or capacity % 8 == 0)
-    hopper = platform == "cuda" and hopper_kernels()
-    known = [name for name, usable in (("mosaic", hopper and fits), ("triton", True)) if usable and _module(name)]
-    name = [*known, "xla"][0]
+    usable = {"triton": True, "mosaic": platform == "cuda" and hopper_kernels() and fits}
+    order = ("mosaic", "triton") if _hopper_wish() == "1" else ("triton", "mosaic")
+    name = next((name for name in order if usable[name] and _module(name)), "xla")
     _log(name)
     return name
 

@@ -149,6 +149,25 @@ def _llama3(hidden, intermediate, layers, heads, head_dim, tied, factor, **chang
     )
 
 
+def _qwen3(hidden, intermediate, layers, heads, tied) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope_theta=1000000.0,
+        tie_word_embeddings=tied,
+        bos_token_id=151643,
+        eos_token_ids=(151645, 151643),
+        model_type="qwen3",
+        qk_norm=True,
+    )
+
+
 # Published shapes, for benchmarks on made-up weights. A checkpoint needs none of these: its config.json has the shape.
 PRESETS = {
     "smollm2-135m": LlamaConfig(
@@ -170,6 +189,8 @@ PRESETS = {
     "llama-3.2-3b": _llama3(3072, 8192, 28, 24, 128, tied=True, factor=32.0),
     "llama-3.1-8b": _llama3(4096, 14336, 32, 32, 128, tied=False, factor=8.0),
     "llama-3.1-70b": _llama3(8192, 28672, 80, 64, 128, tied=False, factor=8.0),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
 }
 
 

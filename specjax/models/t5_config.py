@@ -120,6 +120,30 @@ class T5Config:
         return cls(**{**data, "eos_token_ids": tuple(data.get("eos_token_ids", ()))})
 
 
+def _t5_1_1(hidden, intermediate, layers, heads) -> T5Config:
+    return T5Config(
+        vocab_size=32128,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        head_dim=64,
+        num_encoder_layers=layers,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        scaled_head=False,
+        eos_token_ids=(1,),
+        max_position_embeddings=8192,
+    )
+
+
+# Published shapes of T5 1.1, for benchmarks on made-up weights.
+PRESETS = {
+    "t5-small": _t5_1_1(512, 1024, 8, 6),
+    "t5-xxl": _t5_1_1(4096, 10240, 24, 64),
+}
+
+
 def from_hf(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> T5Config:
     """The configuration that a T5's ``config.json`` describes. Arguments and errors as for Llama's ``from_hf``."""
     generation = generation or {}

@@ -87,6 +87,8 @@ class Answer:
 
     def __init__(self, service: Service, engine: Engine, model: str, work: Work):
         self.work, self._service, self._engine, self._mailbox = work, service, engine, Mailbox()
+        times = service.times  # those of each token are looked up once, and not for each token
+        self._first_token, self._between_tokens = times.first_token.labels(model), times.between_tokens.labels(model)
         self._model = model
         self._choices: list[_Choice] = []
         self.results: list[Result | None] = [None] * work.choices
@@ -177,11 +179,10 @@ class Answer:
 
     def _observe(self, choice: _Choice, moment: float) -> None:
         """Measures the time of a token."""
-        times = self._service.times
         if choice.last_time is None:
-            times.first_token.labels(self._model).observe(moment - self._began)
+            self._first_token.observe(moment - self._began)
         else:
-            times.between_tokens.labels(self._model).observe(moment - choice.last_time)
+            self._between_tokens.observe(moment - choice.last_time)
         choice.last_time = moment
 
     def _result(self, choice: _Choice) -> Result:

@@ -29,7 +29,7 @@ class ErrorBody(BaseModel):
     error: dict[str, Any]
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # FastAPI would run a plain function in another thread
     return request.app.state.service
 
 
@@ -77,11 +77,15 @@ async def complete_chat(request: Request, body: ChatRequest, service: Served) ->
 async def _generate(request: Request, body: Sampling, service: Service, work_of: Callable, form: type[Shape]) -> Any:
     """Answers a request. ``work_of`` makes its work, and ``form`` says how the answer looks."""
     name, engine = service.model(body.model)
-    work = await run_in_threadpool(work_of, engine, body, request.state.salt)
-    shape, answer = form(body, work, name, service.token_text), Answer(service, engine, name, work)
-    if shape.with_origins and work.choices == 1:
-        service.reports.keep(shape.answer_id, Kept(name, engine, work, answer.results))
-    return await respond(request, service, answer, shape, bool(body.stream))
+
+    def begin() -> tuple[Answer, Shape]:
+        work = work_of(engine, body, request.state.salt)
+        shape, answer = form(body, work, name, service.token_text), Answer(service, engine, name, work)
+        if shape.with_origins and work.choices == 1:
+            service.reports.keep(shape.answer_id, Kept(name, engine, work, answer.results))
+        return answer, shape
+
+    return await respond(request, service, begin, bool(body.stream))
 
 
 @_generating.get("/models", responses=_errors)

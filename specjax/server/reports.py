@@ -32,13 +32,15 @@ class Reports:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._keeping = threading.Lock()
         self._drawing = threading.Lock()  # the style of matplotlib is one for the whole process
 
     def keep(self, answer_id: str, kept: Kept) -> None:
-        """Keeps an answer that has begun, and forgets the oldest one if there are too many."""
-        self._kept[answer_id] = kept
-        while len(self._kept) > MOST:
-            self._kept.popitem(last=False)
+        """Keeps an answer that has begun, and forgets the oldest of too many. Any thread may call this."""
+        with self._keeping:
+            self._kept[answer_id] = kept
+            while len(self._kept) > MOST:
+                self._kept.popitem(last=False)
 
     def page(self, answer_id: str) -> str | None:
         """The page of an answer. None: the answer is unknown, or has not come to its end. Takes a second or so."""

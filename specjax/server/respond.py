@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,19 +20,37 @@ CLIENT_GONE = 499  # the status of an answer that nobody reads any more
 Value = TypeVar("Value")
 
 
-async def respond(request: Request, service: Service, answer: Answer, shape: Shape, stream: bool) -> Response:
+async def respond(
+    request: Request, service: Service, begin: Callable[[], tuple[Answer, Shape]], stream: bool
+) -> Response:
     """The response to a request.
+
+    Args:
+      request: the request.
+      service: the service.
+      begin: checks the request and makes the answer, and how it looks. This may take a while.
+      stream: whether the response is a stream.
 
     Raises:
       RefusedError: the engine refuses the request, or can't go on with it and the answer is no stream.
     """
-    service.answers.add(answer)
+    begun: list[Answer] = []
+
+    def start() -> Shape:
+        answer, shape = begin()
+        begun.append(answer)
+        service.answers.add(answer)
+        answer.start()
+        return shape
+
     try:
-        await asyncio.to_thread(answer.start)
+        shape = await run_in_threadpool(start)  # one change of threads and back: each waits for Python's lock
     except BaseException:
-        answer.abort()
-        service.answers.discard(answer)
+        for answer in begun:
+            answer.abort()
+            service.answers.discard(answer)
         raise
+    [answer] = begun
     if stream:
         return _Stream(service, answer, shape)
     try:
@@ -121,5 +140,5 @@ def _written(chunks: list[dict[str, Any]]) -> str:
     return "".join(f"data: {_json(chunk)}\n\n" for chunk in chunks)
 
 
-def _json(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# Made once: json.dumps with these settings would make a new encoder for each chunk.
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,10 @@ from specjax.server.token_text import TokenText
 
 if TYPE_CHECKING:
     from specjax.server.answer import Answer
+
+# Seconds after which a thread of this process lets another one run Python. The engine's thread and the event loop take
+# turns several times a round, and by Python's default, 5 ms, one could wait for the other for as long as a round takes.
+SWITCH_INTERVAL = 0.0003
 
 
 class Service:
@@ -107,6 +112,8 @@ class Service:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Loads the engine in the background, and closes it at the end."""
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self.bridge = Bridge(asyncio.get_running_loop())
         loading = asyncio.create_task(self._load())
         try:
@@ -115,6 +122,7 @@ class Service:
             await loading
             for engine in self.engines.values():
                 await asyncio.to_thread(engine.close, drain=False)
+            sys.setswitchinterval(usual)
 
     async def _load(self) -> None:
         try:

@@ -2,7 +2,8 @@
 
 They cost as much compute as the real model. Their output is known, and the acceptance rate is chosen in advance.
 
-The output weights of attention and MLP are zero, so the hidden state of token x is x's embedding. Random embeddings are
+The output weights of attention and MLP are zero, so the hidden state of token x is x's embedding. Of a model with an
+encoder, this holds for the decoder: it reads the source in full, and the source changes nothing. Random embeddings are
 nearly orthogonal. A head row that is equal to x's normalised embedding therefore gives a high logit after x, and a
 logit near 0 after other tokens.
 """
@@ -18,12 +19,15 @@ from jax.sharding import Mesh
 from specjax.models import parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
+from specjax.models.t5_config import T5Config
 from specjax.testing.tiny_models import random_params
+
+Config = LlamaConfig | T5Config
 
 
 def planted_pair(
-    target_config: LlamaConfig,
-    draft_config: LlamaConfig,
+    target_config: Config,
+    draft_config: Config,
     alpha: float,
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
@@ -34,7 +38,8 @@ def planted_pair(
 
     The tokens whose successor the draft knows are chosen at random. Each drafted token that is reached is therefore
     accepted with probability alpha, independently, as the theory assumes: a round gives 1 + alpha + ... + alpha^K
-    tokens on average. If ``peak`` is high, decoding at temperature 1 gives the same text as greedy decoding.
+    tokens on average. If ``peak`` is high, decoding at temperature 1 gives the same text as greedy decoding. A decoder
+    after an encoder starts with one token, so it writes one text, whatever the source.
 
     Args:
       target_config: the target's shape.
@@ -162,7 +167,7 @@ def partly_right(successor: np.ndarray, alpha: float, seed: int | np.random.Gene
 
 
 def planted_lm(
-    config: LlamaConfig,
+    config: Config,
     successor: np.ndarray,
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
@@ -176,8 +181,8 @@ def planted_lm(
 
     Args:
       config: the model's shape. Tied embeddings are untied, because with a tied head x could only be followed by x. An
-        untied model reads no more bytes in a step, but holds V x hidden_size more weights. End-of-text ids are removed,
-        so that runs reach their limit.
+        untied model reads no more bytes in a step, but holds V x hidden_size more weights. T5's factor on a tied head
+        goes too. End-of-text ids are removed, so that runs reach their limit.
       successor: i[V], a permutation.
       seed: the seed of the weights.
       dtype: the dtype of the weights.
@@ -193,7 +198,8 @@ def planted_lm(
             f"successor must be a permutation of the {config.vocab_size} tokens of the vocabulary, because each row of "
             f"the head can follow one token only; got an array of shape {successor.shape}"
         )
-    config = dataclasses.replace(config, tie_word_embeddings=False, eos_token_ids=())
+    changes: dict[str, Any] = {"tie_word_embeddings": False, "scaled_head": False, "eos_token_ids": ()}
+    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if hasattr(config, name)})
     params = random_params(config, seed, dtype=dtype, mesh=mesh)
 
     def place(x: jax.Array):
@@ -201,8 +207,10 @@ def planted_lm(
         return x.sharding if mesh is not None else None
 
     for layer in params["layers"].values():
-        for last in (layer["attention"]["o"], layer["mlp"]["down"]):
-            last["weight"] = jnp.zeros_like(last["weight"], device=place(last["weight"]))
+        for part in layer.values():
+            for last in part.keys() & {"o", "down"}:
+                weight = part[last]["weight"]
+                part[last]["weight"] = jnp.zeros_like(weight, device=place(weight))
     where = place(params.pop("lm_head"))  # the old head is freed before the new one is made
     before = jnp.asarray(np.argsort(successor), jnp.int32)
     params["lm_head"] = jax.jit(_head, out_shardings=where)(params["embed"], before, jnp.float32(peak))

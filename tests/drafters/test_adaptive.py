@@ -64,7 +64,7 @@ CERTAIN_Q = {
 }
 
 
-QUICK = ("confidence", "the second of two")
+QUICK = ("the second of two",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CERTAIN_Q])

@@ -32,7 +32,7 @@ VERIFIERS = testing.lossless_verifiers()
 CORE = {("prompt lookup", "rejection"), ("tree", "rejection")} | {("noisy twin", v) for v in VERIFIERS}
 CORE -= {("noisy twin", "traversal")}  # on chains this is block, verdict by verdict (test_traversal.py)
 SEEN = {"prompt lookup", "noisy twin"}
-OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "one model twice in one tree", "block head")
+OWN_ARGUMENT = ("early exit", "jacobi", "cascade", "twin, confidence", "block head")
 LAWS = CORE - {("noisy twin", "coupled")} | {(d, "rejection") for d in OWN_ARGUMENT}
 
 
@@ -125,7 +125,11 @@ def test_verdicts_on_padded_slots_and_zero_probabilities(verifier):
     testing.check_verdicts(testing.checks.VERIFIERS[verifier])
 
 
-@pytest.mark.parametrize("drafter", [*DRAFTERS, pytest.param(drafters.SinkWindow(4, 300), id="sink and long window")])
+LONG_WINDOW = pytest.param(drafters.SinkWindow(4, 300), id="sink and long window")
+OF_CACHES = SEEN | {"cascade", "tree", "head, dynamic tree", "block head", "lookahead"}
+
+
+@pytest.mark.parametrize("drafter", [*slow_unless(OF_CACHES, DRAFTERS), LONG_WINDOW])
 def test_caches_have_a_length_that_xla_need_not_pad(drafter):
     """Those that are kept, and those that a model is called with, which may be made for one round."""
     one, size = trial(drafter, "rejection"), 3
@@ -158,7 +162,7 @@ def share_of_first(one: Trial, name: str = "plain") -> np.ndarray:
     return np.bincount(first, minlength=4) / one.rows
 
 
-@pytest.mark.parametrize("temperature", [None, 0.0])
+@pytest.mark.parametrize("temperature", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 def test_a_greedy_draft_is_a_point_mass(temperature):
     one = table_trial(constant(0.5, 0.5, 0, 0), constant(0.6, 0.4, 0, 0), temperature=temperature)
     testing.check_law(one)

@@ -329,7 +329,7 @@ def tree_model(lm, prefill_chunk):
 
 
 @pytest.mark.parametrize("chunk, make", [
-    (7, DraftModel), pytest.param(90, DraftModel, marks=pytest.mark.slow), (10_000, DraftModel),
+    (7, DraftModel), *(pytest.param(chunk, DraftModel, marks=pytest.mark.slow) for chunk in (90, 10_000)),
     *(pytest.param(chunk, tree_model, marks=pytest.mark.slow) for chunk in (7, 90, 10_000)),
 ])  # fmt: skip
 def test_a_draft_reads_a_prompt_in_chunks_of_any_size(chunk, make):

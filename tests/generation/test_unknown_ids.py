@@ -8,6 +8,7 @@ import tokenizers
 
 from specjax import generate, stream, testing
 from specjax.drafters import Cascade, DraftModel, Jacobi, LayerSkip, Lookahead, PromptLookup, RandomDraft, TreeModel
+from specjax.generation import known_ids
 from specjax.generation.generate import prepare
 from specjax.text.tokenizer import Tokenizer
 
@@ -40,6 +41,14 @@ def drafted(drafter, lm=LM, **options):
     rows = [[1, 2, 0, 1, 2], [4]] * 20
     given = dict(drafter=drafter, num_speculative_tokens=3, max_new_tokens=20, ignore_eos=True)
     return generate(lm, rows, **{"temperature": 1.5, **given, **options})
+
+
+def test_requests_share_one_mask_and_a_stop_token_of_one_changes_no_other():
+    shared = known_ids.known_ids(LM)
+    assert known_ids.known_ids(LM, [2]) is shared, "made once"
+    own = known_ids.known_ids(LM, [3, 999, -1])
+    assert np.flatnonzero(own).tolist() == [0, 1, 2, 3, 4, 6]
+    assert np.flatnonzero(known_ids.known_ids(LM)).tolist() == KNOWN
 
 
 QUICK = ("itself", "tree", "random")

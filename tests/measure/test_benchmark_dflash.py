@@ -61,6 +61,7 @@ def test_rounds_of_a_head_stand_beside_expected_tokens_and_it_drafts_in_an_engin
     (["--drafter", "dflash", "--ways", "chain"], "--ways is only for --drafter eagle3"),
     (["--drafter", "dflash", "--num-speculative-tokens", "10"], "room for 9 drafted tokens, got 10"),
     (["--acceptance", "0.8"], "--acceptance is only for --drafter eagle3 or dflash"),
+    (["--drafter", "dflash", "--acceptance", "0.8:0.1", "0.7"], "--acceptance 0.8:0.1 0.7: dflash drafts one guess"),
 ])  # fmt: skip
 def test_flags_that_the_block_head_would_ignore_are_refused(capsys, args, named):
     with pytest.raises(SystemExit):

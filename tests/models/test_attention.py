@@ -77,7 +77,10 @@ def test_the_kernel_is_the_plain_function(kernel, name):
         assert (np.isnan(numbers(got)[~used]) | zeros).all(), "nothing is written past the block"
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_PAGES = ("one token", "a tree", "a long cache, cut among programs")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_PAGES else pytest.mark.slow) for n in CASES])
 def test_the_kernel_gives_the_same_bits_from_pages(kernel, name):
     """Rows share the pages of a common beginning, and the last row is idle: it has null pages alone, full of NaN."""
     lengths, block, heads, group, dim, capacity, masked = CASES[name]

@@ -38,8 +38,11 @@ def test_the_kernel_is_chosen_by_card_and_shape_and_a_fallback_is_told(
     assert len(told) == (wanted == "xla"), "once"
     assert attention.implementation(None, block, 4, dim, capacity, False) == "xla"
     monkeypatch.delenv("SPECJAX_HOPPER_KERNELS")
+    usual = "triton" if "triton" in has else wanted
+    assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "Triton's comes first"
+    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "0")
     usual = "triton" if "triton" in has else "xla"
-    assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "nobody asked for the other"
+    assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "the Hopper kernel is off"
 
 
 @NEEDS_MOSAIC

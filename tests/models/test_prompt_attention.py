@@ -99,8 +99,7 @@ def test_a_token_without_numbers_reaches_only_those_that_see_it():
     assert np.isnan(got[:, 70:]).all()
 
 
-def test_an_engine_gives_the_same_bits_whether_the_prompt_was_known(monkeypatch):
-    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
+def test_an_engine_gives_the_same_bits_whether_the_prompt_was_known():
     if interpreter():  # in an engine's programs the interpreter waits for threads that it holds
         pytest.skip("needs a Hopper GPU")
     lm = testing.tiny_lm(3, dtype=jnp.bfloat16, head_dim=64, num_hidden_layers=1, num_key_value_heads=1)
@@ -137,7 +136,6 @@ def hopper(monkeypatch):
     monkeypatch.setattr(prompt_attention, "attend", called)
     monkeypatch.setattr(fused_attention, "attend", lambda *_, **__: pytest.fail("too many tokens"))
     monkeypatch.setattr(attention, "cuda_version", lambda: 13000)
-    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "1")
 
 
 def test_what_the_kernel_does_not_serve_is_left_to_xla(hopper, monkeypatch):

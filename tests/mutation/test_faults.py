@@ -13,6 +13,13 @@ ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, *"-m pytest -p faults -n 0 --tb=no -rf -m".split(), "slow or not slow"]
 
 
+def test_the_tests_that_catch_faults_are_there():
+    """Their names only: a wrong parameter shows in the slow test."""
+    for fault, (_, caught_by) in FAULTS.items():
+        for file, name in (test.split("[")[0].split("::") for test in caught_by):
+            assert f"\ndef {name}(" in (ROOT / file).read_text("utf-8"), f"{fault} names {file}::{name}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_caught(name):

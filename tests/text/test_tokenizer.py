@@ -1,6 +1,7 @@
 """Tokenizers: the same ids as the file says, one BOS, and two tokenizers told apart."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from small_tokenizers import TEMPLATE, byte_level, sentencepiece_like
@@ -19,6 +20,14 @@ def test_different_tokenizers_are_told_apart():
         check_same_tokenizer(a, byte_level(order=swapped))
     with pytest.raises(ValueError, match="first at id 0: '<s>' and '<unk>'"):
         check_same_tokenizer(a, sentencepiece_like())
+
+
+def test_two_tokenizers_are_compared_once(monkeypatch):
+    a, b = byte_level(), byte_level()
+    check_same_tokenizer(a, b)
+    only_the_size = SimpleNamespace(get_vocab_size=b.backend.get_vocab_size)
+    monkeypatch.setattr(b, "backend", only_the_size)
+    check_same_tokenizer(a, b)
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, "{{ bos_token }}" + TEMPLATE])

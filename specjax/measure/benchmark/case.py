@@ -14,16 +14,23 @@ from specjax.generation import requests
 from specjax.measure.benchmark import dflash, eagle
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.drafting import Drafting, by_model
-from specjax.models import parallel, quantized
-from specjax.models.config import PRESETS, LlamaConfig
+from specjax.models import config as llama_config
+from specjax.models import parallel, quantized, t5_config
+from specjax.models.config import LlamaConfig
 from specjax.models.lm import LM
+from specjax.models.t5_config import T5Config
 from specjax.testing import planted_dflash, planted_eagle3, planted_pair
 
-# The shapes by name. "tiny" and "small" are no published models: with them a command can be tried on any machine.
-SHAPES = {
-    **PRESETS,
+# The shapes by name. The last ones are no published models: with them a command can be tried on any machine.
+DECODERS: dict[str, LlamaConfig] = {
+    **llama_config.PRESETS,
     "tiny": LlamaConfig(512, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192),
     "small": LlamaConfig(4096, 512, 1024, 3, 8, 4, 64, max_position_embeddings=8192),  # wide enough to plant a head
+}
+SHAPES: dict[str, Any] = {
+    **DECODERS,
+    **t5_config.PRESETS,
+    "tiny-t5": T5Config(512, 64, 128, 2, 4, 16, 2, feed_forward_proj="gated-gelu", max_position_embeddings=8192),
 }
 
 
@@ -177,8 +184,8 @@ class Case:
         return tokens[rng.integers(0, len(tokens), shape)].tolist()
 
     def planted_text(self, prompt: list[int], count: int) -> list[int]:
-        """The ``count`` tokens that follow a prompt in the planted text."""
-        text = [prompt[-1]]
+        """The ``count`` tokens that follow a prompt, or the decoder's first token, in the planted text."""
+        text = [*prompt, *self.target.config.start_ids][-1:]
         for _ in range(count):
             text.append(int(self.successor[text[-1]]))
         return text[1:]
@@ -188,9 +195,14 @@ class Case:
         return parallel.replicate(stored_as(self.draft, lm), self.target.mesh)
 
     @property
+    def given_length(self) -> int:
+        """The tokens of a row before its new ones: the prompt, and after a source the decoder's first token."""
+        return self.prompt_length + len(self.target.config.start_ids)
+
+    @property
     def capacity(self) -> int:
         """The number of cache entries of each row that the request needs."""
-        return requests.bucket(self.prompt_length + self.max_new_tokens + self.num_speculative_tokens + 1, 128)
+        return requests.bucket(self.given_length + self.max_new_tokens + self.num_speculative_tokens + 1, 128)
 
     @property
     def step_floor(self) -> float:

@@ -22,7 +22,7 @@ def held(case: Case, table: Table, batches: tuple[int, ...]) -> None:
       batches: the numbers of requests at once. The engine has as many slots.
     """
     drafter = case.drafts[0].drafter(case.num_speculative_tokens)
-    capacity = case.prompt_length + case.max_new_tokens
+    capacity = case.given_length + case.max_new_tokens
     for batch in sorted(batches):
         with Engine(
             case.target, drafter, num_speculative_tokens=case.num_speculative_tokens, slots=batch, capacity=capacity

@@ -73,7 +73,8 @@ def eight_bits(case: Case, table: Table) -> None:
 def _call(case: Case, lm: LM, width: int) -> Call:
     """A call of ``lm`` on ``width`` tokens of each row after the prompts."""
     cache = lm.alloc_cache(case.batch, case.capacity)
-    cache = kv.with_lengths(cache, jnp.full(case.batch, case.prompt_length, jnp.int32))
+    read = jnp.full(case.batch, case.prompt_length, jnp.int32)
+    cache = kv.with_lengths(cache, read).replace(source=read if lm.has_encoder else None)
     tokens = jax.random.randint(random.key(1), (case.batch, width), 0, lm.config.vocab_size)
     return Call(_greedy, (lm, cache, tokens))
 

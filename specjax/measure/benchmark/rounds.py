@@ -53,18 +53,19 @@ def rounds(case: Case, table: Table, settings: tuple[str, ...] = tuple(SETTINGS)
         tokens_per_second=plain.tokens_per_second,
     )
     for name, (way, _) in ways.items():
-        run, floor = runs[name], way.floor(size, case.speed) + case.step_floor
+        run, floor, expected = runs[name], way.floor(size, case.speed) + case.step_floor, way.expected(size)
         bound = (run.totals.tokens_per_step or 0.0) * case.step_floor / floor  # with the kept tokens
         table.add(
             f"round, {name}",
             run.per_round,
             floor,
             f"{run.tokens_per_second:.1f} tokens/s, {run.totals.tokens_per_step:.2f} a round (expected "
-            f"{way.expected(size):.2f}), {run.tokens_per_second / plain.tokens_per_second:.2f} x plain (theorem 3.8 at "
-            f"the floors: {bound:.2f}), same text: {run.tokens == plain.tokens}",
+            f"{expected:.2f}), {run.tokens_per_second / plain.tokens_per_second:.2f} x plain (at the expected tokens: "
+            f"{expected * plain.per_round / run.per_round:.2f}; theorem 3.8 at the floors: {bound:.2f}), same text: "
+            f"{run.tokens == plain.tokens}",
             tokens_per_second=run.tokens_per_second,
             tokens_per_round=run.totals.tokens_per_step,
-            expected_tokens_per_round=way.expected(size),
+            expected_tokens_per_round=expected,
         )
     return runs
 

@@ -96,7 +96,7 @@ def _engine(
     "decoding" is the tokens per second while all requests run: from the moment at which the last request got its first
     tokens to the moment at which the first request ended. "whole" counts from the first submission to the last token.
     """
-    capacity = case.prompt_length + case.max_new_tokens
+    capacity = case.given_length + case.max_new_tokens
     with Engine(
         case.target, slots=len(prompts), capacity=capacity, prefill_chunk=chunk, prefix_cache=False, **way
     ) as engine:

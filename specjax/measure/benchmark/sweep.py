@@ -47,7 +47,7 @@ def sweep(
       rounds: the number of rounds that are timed together.
     """
     block = max(way.drafter(size).plan(case.target, size).block for way in case.drafts for size in sizes)
-    capacity = requests.bucket(case.prompt_length + (rounds + 1) * (max(sizes) + 1) + block, 128)
+    capacity = requests.bucket(case.given_length + (rounds + 1) * (max(sizes) + 1) + block, 128)
 
     def steady(batch: int, size: int, drafter: Drafter | None) -> Steady:
         return Steady.of(case.target, case.prompts(batch), drafter, size, rounds, capacity)

@@ -18,6 +18,7 @@ from specjax.generation.generate import prepare
 from specjax.generation.job import Job
 from specjax.generation.metrics import Totals
 from specjax.models.lm import LM
+from specjax.models.quantized import map_with_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +113,20 @@ def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
     """The bytes of weights that one step reads.
 
     These are all weights but the embedding table, of which a step reads only one row for each token. A tied embedding
-    table is also the head, so it counts.
+    table is also the head, so it counts. An encoder and the keys and values of its states are read once a request.
 
     Args:
       lm: the model.
       exit_layer: the number of layers that the step runs; None: all layers.
     """
     end = lm.config.num_hidden_layers if exit_layer is None else exit_layer
-    layers = {name: layer for name, layer in lm.params["layers"].items() if int(name) < end}
-    total = sum(leaf.nbytes for leaf in jax.tree.leaves({**lm.params, "layers": layers}))
-    return total if lm.config.tie_word_embeddings else total - lm.params["embed"].nbytes
+
+    def read(path: tuple[str, ...], leaf: Any) -> int:
+        once = path[0] == "encoder" or "kv" in path or (path == ("embed",) and not lm.config.tie_word_embeddings)
+        skipped = path[0] == "layers" and int(path[1]) >= end
+        return 0 if once or skipped else sum(x.nbytes for x in jax.tree.leaves(leaf))
+
+    return sum(jax.tree.leaves(map_with_path(read, lm.params)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,14 +88,18 @@ def load(names: Sequence[str], gpt_fast: str | None) -> list[Peer]:
     return [_MAKERS[name](gpt_fast) for name in names]
 
 
-def check(batch: int, devices: int, changes: Any) -> None:
+def check(shapes: Sequence[Any], batch: int, devices: int, changes: Any) -> None:
     """Raises ValueError for a case that peers can't run.
 
     Args:
+      shapes: the configurations of the target and the draft. Peers run Llamas.
       batch: B. Peers run one request.
       devices: the number of devices. Peers run on one.
       changes: the options that store weights or caches in eight bits, if any. Peers run without these.
     """
+    others = {shape.model_type for shape in shapes} - {"llama"}
+    if others:
+        raise ValueError(f"--peers run models of the type llama, got {', '.join(sorted(others))}")
     if batch != 1 or devices != 1 or changes:
         raise ValueError(
             "--peers decode one request on one device in the models' own dtype, without quantisation; got "
