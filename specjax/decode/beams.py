@@ -94,7 +94,7 @@ def children(
     logprobs = sampling.unsharpened(logprobs, params, context).reshape(batch, old, vocab)
     scores = (logprobs + beams.scores[..., None]).reshape(batch, old * vocab)
     count = min(width * (1 + request.stop_ids.shape[1]), old * vocab)
-    scores, places = top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
+    scores, places = top_k(scores, count)
     return Children(places // vocab, places % vocab, scores)
 
 

@@ -9,6 +9,7 @@ At temperature 0 the chain gives its limit for T to 0: a one-hot distribution on
 tokens on the one with the lowest id. The logits are cast to float32 once, and every transform works in float32.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -207,57 +208,76 @@ def divide(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.A
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
-    """Keeps the k largest logits, and all logits that tie with the smallest of these."""
+    """Keeps the k largest logits, and all logits that tie with the smallest of these. The largest logit must be 0."""
     del context
-    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # + 0.0 turns -0.0 into 0.0
-    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # these uint32 sort as the floats do
+    lost = -logits  # how far each logit lies below the largest
 
-    def enough(kept):
-        return jnp.sum(kept, axis=-1, dtype=jnp.int32) >= k[:, None, None]
+    def too_few(marks):  # of NaN, no number lies below
+        return (_totals(lost[:, :, None] < marks[..., None]) < k[:, None, None]) & ~jnp.isnan(marks)
 
-    return jnp.where(order >= _largest_threshold(order, enough, 32), logits, -jnp.inf)
+    return jnp.where(lost > _largest(too_few, logits.shape[:2], 31), -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     """Keeps the smallest set of likeliest tokens whose probabilities add up to p or more: nucleus sampling.
 
-    Tokens that tie with the least likely one of the set are kept too. At p = 1 all tokens are kept.
+    Tokens that tie with the least likely one of the set are kept too. At p = 1 all tokens are kept. The largest logit
+    must be 0.
     """
     del context
-    probs = jax.nn.softmax(logits, axis=-1)
-    order = lax.bitcast_convert_type(probs, jnp.uint32)  # non-negative floats sort as their bits do
+    mass = jnp.exp(logits)  # the probabilities, but for their total
+    needed = p[:, None, None] * jnp.sum(mass, axis=-1, keepdims=True)
 
-    def enough(kept):
-        return jnp.sum(jnp.where(kept, probs[:, :, None], 0.0), axis=-1) >= p[:, None, None]
+    def enough(marks):
+        of_tokens = mass[:, :, None]
+        return _totals(jnp.where(of_tokens >= marks[..., None], of_tokens, 0.0)) >= needed
 
-    kept = (order >= _largest_threshold(order, enough, 30)) | (p[:, None, None] >= 1.0)
-    return jnp.where(kept, logits, -jnp.inf)
+    unlikely = mass < _largest(enough, logits.shape[:2], 30)
+    return jnp.where(unlikely & (p[:, None, None] < 1.0), -jnp.inf, logits)
 
 
-def _largest_threshold(order: jax.Array, enough: Callable, bits: int) -> jax.Array:
-    """The largest threshold t for which enough(order >= t) still holds. -> uint32[B, T, 1].
+def _totals(x: jax.Array) -> jax.Array:
+    """The sums of x [B, T, R, V] over V, f32 or i32[B, T, R].
 
-    This search is cheaper than sorting a vocabulary. Each pass settles one digit of the threshold by trying all R
-    digits but 0 at once. The time of a pass is bound by latency, so for few rows many thresholds cost as much as one.
+    XLA sums a wide row in two kernels on a GPU, of which the first one's pieces are too small. If the row is cut into a
+    few pieces here, their sums are one kernel, and the kernel that counts what holds adds them up.
+    """
+    x = x.astype(jnp.int32) if x.dtype == bool else x
+    _, pieces = tuning.search_of(x.shape[0] * x.shape[1])
+    pieces = math.gcd(pieces, x.shape[-1])
+    of_pieces = jnp.sum(x.reshape(*x.shape[:-1], pieces, -1), axis=-1, dtype=x.dtype)
+    return sum((of_pieces[..., i] for i in range(1, pieces)), start=of_pieces[..., 0])
+
+
+def _largest(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
+    """The largest number t for which holds(t), which is true of 0 and false from some number on. -> f32[B, T, 1].
+
+    Numbers that are not negative sort as their bits do. Each pass settles one digit of these bits by trying all R
+    digits but 0 at once. This search is cheaper than sorting a vocabulary. The time of a pass is bound by latency, so
+    for few rows many numbers cost as much as one.
 
     Args:
-      order: uint32[B, T, V], numbers that sort as the logits or probabilities do.
-      enough: takes bool[B, T, R, V], the tokens that each threshold keeps, and says whether they are enough:
-        bool[B, T, R].
-      bits: the number of bits of ``order`` that can be set.
+      holds: takes numbers f32[B, T, R] and says of each whether the condition holds: bool[B, T, R].
+      rows: B and T.
+      bits: how many of the lowest bits of t can be set. With 31 bits some of the numbers that are tried are NaN.
     """
-    width = tuning.search_digit(order.shape[0] * order.shape[1])
-    digits, passes = jnp.arange(1, 1 << width, dtype=jnp.uint32), -(-bits // width)
+    width, _ = tuning.search_of(rows[0] * rows[1])
 
-    def set_digit(i, threshold):
-        shift = (width * (passes - 1 - i)).astype(jnp.uint32)
-        raised = threshold | (digits[None, None] << shift)  # [B, T, R]
-        # If a threshold keeps too little, so does every higher one: the number that pass is the largest digit.
-        passed = jnp.sum(enough(order[:, :, None] >= raised[..., None]), axis=-1, keepdims=True, dtype=jnp.uint32)
-        return threshold | (passed << shift)
+    def settled(found, shift, width):
+        digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]
+        tried = lax.bitcast_convert_type(found | (digits << shift), jnp.float32)  # [B, T, R]
+        digit = jnp.sum(holds(tried), axis=-1, keepdims=True, dtype=jnp.uint32)  # the number that hold is the largest
+        return found | (digit << shift)
 
-    start = jnp.zeros((*order.shape[:-1], 1), jnp.uint32)
-    return lax.fori_loop(0, passes, set_digit, start, unroll=tuning.search_unrolled())
+    first = bits % width or width  # the width of the first digit
+    passes = (bits - first) // width  # of the other digits
+    start = settled(jnp.zeros((*rows, 1), jnp.uint32), jnp.uint32(bits - first), first)
+
+    def step(i, found):
+        return settled(found, (width * (passes - 1 - i)).astype(jnp.uint32), width)
+
+    found = lax.fori_loop(0, passes, step, start, unroll=tuning.search_unrolled())
+    return lax.bitcast_convert_type(found, jnp.float32)
 
 
 def keep_min_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:

@@ -28,7 +28,7 @@ from jax import lax
 from specjax.decode.arrays import row_at, span
 from specjax.decode.prefill import check_chunk
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
-from specjax.drafting.draw_chain import draw_chain, spreading
+from specjax.drafting.draw_chain import draw_chain
 from specjax.drafting.grow_tree import ChainOrTree, Level, Tree
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
@@ -156,10 +156,9 @@ class Eagle(ChainOrTree):
 
     def _chain(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, size: int):
         """A chain of ``size`` tokens, and the head's cache with the entries of the draft behind the committed ones."""
-        spread = spreading(self.tokens, target.vocab_size)
 
         def logits(hidden):
-            return spread(head.head(hidden[:, None]))[:, 0]
+            return head.head(hidden[:, None])[:, 0]
 
         def first(carry, previous, last, position):
             return logits(carry[0]), carry
@@ -171,7 +170,9 @@ class Eagle(ChainOrTree):
             return logits(hidden[:, 0]), (hidden[:, 0], cache)
 
         carry, vocab = (own.output, own.cache), target.vocab_size
-        draft, (_, cache) = draw_chain(next_logits, carry, state, keys, size, vocab, self.temperature, first)
+        draft, (_, cache) = draw_chain(
+            next_logits, carry, state, keys, size, vocab, self.temperature, first, self.tokens
+        )
         return draft, cache
 
     def _tree(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):

@@ -28,6 +28,7 @@ def draw_chain(
     vocab: int,
     temperature: float | None = None,
     first: NextLogits | None = None,
+    ids: jax.Array | None = None,
 ) -> tuple[Draft, Any]:
     """Draws K tokens one after another, each under the request's own sampling transforms, in one ``lax.scan``.
 
@@ -41,12 +42,13 @@ def draw_chain(
       temperature: replaces the request's temperature. None: the request's.
       first: another function for the first step. The first step and the others are then two programs. None: all steps
         are ``next_logits``.
+      ids: i32[V'], the token of each logit; other tokens can't be drafted. None: the ids are 0 to V' - 1.
 
     Returns:
       The draft with its q, f32[B, K, V], and the last carry.
     """
     params = at_temperature(state.request.sampling, temperature)
-    step = _step_of(state, keys, params, num_speculative_tokens, vocab)
+    step = _step_of(state, keys, params, num_speculative_tokens, vocab, ids)
     last = row_at(state.tokens, state.lengths - 1)
     previous = row_at(state.tokens, jnp.maximum(state.lengths - 2, 0))
     nothing = jnp.full((len(last), num_speculative_tokens), sampling.NO_TOKEN, jnp.int32)
@@ -64,22 +66,31 @@ def draw_chain(
 
 
 def _step_of(
-    state: DecodeState, keys: jax.Array, params: sampling.SamplingParams, num_speculative_tokens: int, vocab: int
+    state: DecodeState,
+    keys: jax.Array,
+    params: sampling.SamplingParams,
+    num_speculative_tokens: int,
+    vocab: int,
+    ids: jax.Array | None,
 ) -> Callable:
     """The step that draws drafted token i32[] i with a given function for the logits."""
+    spread = spreading(ids, vocab)
+    # Transforms that name no token see the draft's own tokens alone: a filter then searches D logits, not V.
+    compact = ids is not None and not sampling.names_tokens(params)
 
     def step(next_logits: NextLogits, all_carry, i):
         carry, previous, last, drafted = all_carry  # drafted is i32[B, K], NO_TOKEN from token i on
         position = state.lengths - 1 + i  # of the last token
         logits, carry = next_logits(carry, previous, last, position)
         context = state.context(drafted[:, None])
-        logits = fit(logits, vocab)[:, None]
-        scores = sampling.ranked(logits, params, context)  # [B, 1, V]
+        wide = spread(logits)[:, None]  # [B, 1, V]
+        scores = sampling.ranked(logits[:, None] if compact else wide, params, context)
+        scores = spread(scores) if compact else scores  # [B, 1, V]
         step_keys = random.at(keys, position[:, None] + 1)
         token = jnp.argmax(noisy(scores, params, step_keys), axis=-1).astype(jnp.int32)[:, 0]
         drafted = jnp.where(span(num_speculative_tokens) == i, token[:, None], drafted)
         # Confidence and entropy cost nothing unless some policy reads them: XLA leaves them out.
-        sure = chain.certainty(sampling.unsharpened(logits, params, context)[:, 0], token)
+        sure = chain.certainty(sampling.unsharpened(wide, params, context)[:, 0], token)
         return (carry, last, token, drafted), (token, scores[:, 0], sure)
 
     return step

@@ -79,10 +79,11 @@ class DynamicTree:
 
         def children(logits, score, path):
             """The likeliest children of each of W nodes: their tokens and scores, [B, W, breadth]."""
-            context = state.context(path)
-            log_q = jnp.log(sampling.normalised(sampling.ranked(columns(logits), params, context)))
-            best, places = top_k(jnp.where(jnp.isnan(log_q), -jnp.inf, log_q), width)
-            return (ids[places] if compact else places).astype(jnp.int32), score[..., None] + best
+            scores = sampling.ranked(columns(logits), params, state.context(path))
+            best, places = top_k(scores, width)
+            log_q = jnp.log(jnp.exp(best) / jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
+            log_q = jnp.where(jnp.isnan(log_q), -jnp.inf, log_q)
+            return (ids[places] if compact else places).astype(jnp.int32), score[..., None] + log_q
 
         new, new_score = children(
             logits[:, None], jnp.zeros((rows, 1), jnp.float32), jnp.zeros((rows, 1, 0), jnp.int32)
@@ -100,7 +101,7 @@ class DynamicTree:
             new, new_score = (x.reshape(rows, -1) for x in children(logits, score, path))  # [B, breadth^2]
             grown.append(Grown(new, new_score, jnp.repeat(first + chosen, width, axis=1)))
             first += grown[-2].tokens.shape[1]
-            score, chosen = lax.top_k(new_score, width)
+            score, chosen = top_k(new_score, width)
             tokens, place = new[everyone, chosen], chosen // width
             path = jnp.concatenate([path[everyone, place], tokens[..., None]], axis=2)
             itself = jnp.broadcast_to(jnp.eye(width, dtype=bool), (rows, width, width))

@@ -207,9 +207,10 @@ def cuda_version() -> int | None:
     """The version of CUDA, 12091 for 12.9.1. None: there is no CUDA, or JAX hides the version."""
     try:
         from jax._src.lib import cuda_versions  # JAX has no public name for the version
-    except ImportError:
+
+        return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+    except (ImportError, RuntimeError):  # RuntimeError: JAX's plugin is there, and CUDA's library is not
         return None
-    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
 _MODULES = {"mosaic": "hopper_attention", "triton": "fused_attention", "prompt": "prompt_attention"}

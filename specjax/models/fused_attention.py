@@ -12,12 +12,14 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
     writes        nothing       a b         c d       nothing
                  --------- barrier, inside each program ---------
     reads        tiles 0-3    tiles 4-7    tile 8     nothing
-    returns      sums 0       sums 1       sums 2     sums 3
-                      +-----------+----------+----------+
-                                     _joined: softmax over all parts
+    returns      sums 0       sums 1       sums 2     nothing
+                      +-----------+----------+
+                                  _joined: softmax over all parts in use
 
 - A program first writes those tokens of the block that belong to its own part, then reads its part. So a program reads
   old and new entries alike.
+- The program of a part that the row does not reach, such as part 3, does nothing. So a cache may have many parts for
+  the sake of its longest row.
 - No program reads or writes another program's part. Programs therefore never wait for each other. Inside one program
   the threads share the work, and a thread reads entries that other threads wrote: all wait at the barrier in between.
 - Every program reads all queries of its kv head. The program keeps three sums for each query, over the entries of its
@@ -25,7 +27,7 @@ more programs share the work (FlashDecoding, Dao et al. 2023). An example for on
   ``mixed`` = sum(exp(score - top) * value). Each further tile may raise ``top``, and fades the older sums by
   exp(old top - new top) (Milakov and Gimelshein 2018).
 - With one part the result is ``mixed / total``, and the program divides. With several parts a second kernel, "join",
-  fades each part's sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
+  fades these parts' sums to the highest ``top`` in the same way, adds them up, and divides. A part that a query sees
   nothing of has ``total`` = 0 and counts for nothing.
 
 The cache may also be paged (:mod:`specjax.models.cache`). A page is a tile: tile i of row b is page ``table[b, i]`` of
@@ -97,7 +99,8 @@ def attend(
         name="attend",
     )(*given, keys, values)
     if parts > 1:
-        mixed = _joined(mixed, top, total, qkv.dtype, interpret)
+        used = pl.cdiv(pl.cdiv(starts + block, PAGE), share)
+        mixed = _joined(mixed, top, total, used, qkv.dtype, interpret)
     return mixed.reshape(batch, block, -1), keys, values
 
 
@@ -132,24 +135,28 @@ def _of_part(x) -> pl.BlockSpec:
 def parts_of(programs: int, capacity: int) -> int:
     """How many parts a row's cache has: a power of two, at most 16.
 
-    A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut only as far as all
-    programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU.
+    A part has at least 256 slots, and a cache of at most 512 slots is a single part. A cache is cut as far as all
+    programs together are at most ``tuning.MOST_KERNEL_PROGRAMS``, two for each multiprocessor of the GPU. However many
+    rows there are, a part of a long cache has about ``tuning.LONG_PART`` slots: one long row must not hold up others.
 
     Args:
       programs: rows times kv heads.
       capacity: slots of a row.
     """
-    most = 1 if capacity <= 512 else max(1, min(16, capacity // 256, tuning.MOST_KERNEL_PROGRAMS // programs))
-    return 1 << (most.bit_length() - 1)
+    if capacity <= 512:
+        return 1
+    most = max(tuning.MOST_KERNEL_PROGRAMS // programs, capacity // tuning.LONG_PART)
+    return 1 << (max(1, min(16, capacity // 256, most)).bit_length() - 1)
 
 
-def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret: bool) -> jax.Array:
-    """Joins the sums of all parts.
+def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array, dtype, interpret: bool) -> jax.Array:
+    """Joins the sums of all parts in use.
 
     Args:
       mixed: f32[B, parts, N, D].
       top: f32[B, parts, N].
       total: f32[B, parts, N].
+      used: i32[B], how many parts of the row hold sums. The programs of the others did nothing.
       dtype: of the result.
       interpret: whether Pallas interprets the kernel.
 
@@ -158,10 +165,16 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret
     """
     batch, parts, rows, dim = mixed.shape
 
-    def kernel(mixed_ref, top_ref, total_ref, out_ref):
-        share = jnp.exp(top_ref[...] - jnp.max(top_ref[...]))  # [parts]
-        out = jnp.sum(mixed_ref[...] * share[:, None], axis=0) / jnp.sum(total_ref[...] * share)
-        out_ref[...] = out.astype(dtype)
+    def kernel(mixed_ref, top_ref, total_ref, used_ref, out_ref):
+        part = lax.broadcasted_iota(jnp.int32, (parts,), 0)
+        column = lax.broadcasted_iota(jnp.int32, (parts, dim), 1)
+        has_sums = part < used_ref[...]
+        top = plgpu.load(top_ref.at[part], mask=has_sums, other=_FAR)
+        total = plgpu.load(total_ref.at[part], mask=has_sums, other=0.0)
+        cells = jnp.broadcast_to(part[:, None], column.shape), column
+        mixed = plgpu.load(mixed_ref.at[cells], mask=jnp.broadcast_to(has_sums[:, None], column.shape), other=0.0)
+        share = jnp.exp(top - jnp.max(top))  # [parts]
+        out_ref[...] = (jnp.sum(mixed * share[:, None], axis=0) / jnp.sum(total * share)).astype(dtype)
 
     def of_row(*ends: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, parts, None, *ends), lambda b, n: (b, 0, n, *(0 for _ in ends)))
@@ -169,13 +182,13 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, dtype, interpret
     return pl.pallas_call(
         kernel,
         grid=(batch, rows),
-        in_specs=[of_row(dim), of_row(), of_row()],
+        in_specs=[of_row(dim), of_row(), of_row(), pl.BlockSpec((None,), lambda b, n: (b,))],
         out_specs=pl.BlockSpec((None, None, dim), lambda b, n: (b, n, 0)),
         out_shape=jax.ShapeDtypeStruct((batch, rows, dim), dtype),
         compiler_params=plgpu.CompilerParams(num_warps=1),
         interpret=interpret,
         name="join",
-    )(mixed, top, total)
+    )(mixed, top, total, used)
 
 
 class _Inputs(NamedTuple):
@@ -238,30 +251,33 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, paged, block, g
     if table_ref is not None:
         last = jnp.minimum(last, table_ref.shape[0])  # there is no tile past the end of the table
 
-    _write_block(inputs, cache, start, block, group, token_size, head_vector, (first, last))
-    if barrier:  # an interpreted program has no threads that could wait
-        plgpu.debug_barrier()
-
-    # The queries of this head, token by token. A matrix unit takes at least 16 rows, so padding follows the queries.
-    n = lax.broadcasted_iota(jnp.int32, (max(16, pl.next_power_of_2(block * group)),), 0)
-    token = jnp.minimum(n // group, block - 1)
-    queries = inputs.rotated(token * token_size + head_vector + n % group, token)
-
-    def add_tile(i, sums):
-        slots, tile = i * PAGE + lax.broadcasted_iota(jnp.int32, (PAGE,), 0), cache.tile(i)
-        in_use = (slots < start + block)[:, None]  # bool[M, 1]
-        seen = _seen(mask_ref, slots, token, start, block)  # bool[N, M]
-        return _with_tile(sums, queries, cache, tile, in_use, seen)
-
-    sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
     used = pl.cdiv(start + block, PAGE)
-    mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), add_tile, sums)
-    is_query = n < block * group
-    out_row = n // group * (kv_heads * group) + head * group + n % group  # of padding, past the end
-    mixed = mixed / total[:, None] if parts == 1 else mixed
-    plgpu.store(mixed_ref.at[_cells(out_row, 0, dim)], mixed.astype(mixed_ref.dtype), mask=is_query[:, None])
-    plgpu.store(top_ref.at[out_row], top, mask=is_query)
-    plgpu.store(total_ref.at[out_row], total, mask=is_query)
+
+    @pl.when(first < used)  # the row may be too short for this part
+    def attend_part():
+        _write_block(inputs, cache, start, block, group, token_size, head_vector, (first, last))
+        if barrier:  # an interpreted program has no threads that could wait
+            plgpu.debug_barrier()
+
+        # The queries of this head, token by token. A matrix unit takes at least 16 rows, so padding follows them.
+        n = lax.broadcasted_iota(jnp.int32, (max(16, pl.next_power_of_2(block * group)),), 0)
+        token = jnp.minimum(n // group, block - 1)
+        queries = inputs.rotated(token * token_size + head_vector + n % group, token)
+
+        def add_tile(i, sums):
+            slots, tile = i * PAGE + lax.broadcasted_iota(jnp.int32, (PAGE,), 0), cache.tile(i)
+            in_use = (slots < start + block)[:, None]  # bool[M, 1]
+            seen = _seen(mask_ref, slots, token, start, block)  # bool[N, M]
+            return _with_tile(sums, queries, cache, tile, in_use, seen)
+
+        sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
+        mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), add_tile, sums)
+        is_query = n < block * group
+        out_row = n // group * (kv_heads * group) + head * group + n % group  # of padding, past the end
+        mixed = mixed / total[:, None] if parts == 1 else mixed
+        plgpu.store(mixed_ref.at[_cells(out_row, 0, dim)], mixed.astype(mixed_ref.dtype), mask=is_query[:, None])
+        plgpu.store(top_ref.at[out_row], top, mask=is_query)
+        plgpu.store(total_ref.at[out_row], total, mask=is_query)
 
 
 def _write_block(

@@ -12,6 +12,9 @@ MOST_KERNEL_QUERIES = 32
 # The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
 # card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
+# A part of a long cache has about so many slots, however many rows there are. A program reads its part tile after tile,
+# so in few parts one long row would hold up all others (docs/lab/attention-kernel.md).
+LONG_PART = 512
 # The most programs that the attention kernel of a prompt's chunk makes by cutting caches: one for each multiprocessor,
 # which has no room for two.
 MOST_PROMPT_PROGRAMS = 132
@@ -21,18 +24,27 @@ FEW_KERNEL_PROGRAMS = 32
 # sizes 576 and 960 lose.
 TWO_TOKENS_FROM = 2048
 
-# The most rows of a vocabulary for which a GPU searches a filter's threshold by digits of four bits, not of two
-# (docs/lab/tried-and-dropped.md).
-WIDE_DIGITS_TO = 2
+# Up to so many of a row's largest numbers, a GPU finds them by merging lists (docs/lab/tried-and-dropped.md).
+LONGEST_LIST = 16
 
 
-def search_digit(rows: int) -> int:
-    """How many bits of a filter's threshold one pass over ``rows`` rows of a vocabulary settles: 2 or 4.
+def merges_lists(count: int) -> bool:
+    """Whether the ``count`` largest numbers of wide rows are found by merging lists of ``count`` numbers."""
+    return count <= LONGEST_LIST and jax.default_backend() == "gpu"
 
-    Both divide 32, so no digit is cut. A pass of four bits tries fifteen thresholds, a pass of two bits three. On a GPU
-    a pass over one row waits for memory, not for arithmetic, so fewer passes take less time.
+
+def search_of(rows: int) -> tuple[int, int]:
+    """How a filter's threshold is searched in ``rows`` rows of a vocabulary (docs/lab/tried-and-dropped.md).
+
+    On a GPU a pass over one row waits for memory and for launches, not for arithmetic, so fewer passes that try more
+    thresholds take less time.
+
+    Returns:
+      How many bits of the threshold one pass settles, and into how many pieces a row is cut.
     """
-    return 4 if rows <= WIDE_DIGITS_TO and jax.default_backend() == "gpu" else 2
+    if jax.default_backend() != "gpu":
+        return 2, 1
+    return (6, 8) if rows <= 2 else (3, 8)
 
 
 def search_unrolled() -> bool:

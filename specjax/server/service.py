@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import sys
 import time
@@ -123,6 +124,7 @@ class Service:
             for engine in self.engines.values():
                 await asyncio.to_thread(engine.close, drain=False)
             sys.setswitchinterval(usual)
+            gc.unfreeze()
 
     async def _load(self) -> None:
         try:
@@ -134,6 +136,10 @@ class Service:
         else:
             assert engine.lm.tokenizer is not None
             self.before = {name: await asyncio.to_thread(one.stats) for name, one in self.engines.items()}
+            # What was made so far stays: modules and programs. Python's collector would look through them again and
+            # again, for a tenth of a second or longer, in which nothing decodes.
+            gc.collect()
+            gc.freeze()
             self.token_text, self._loaded = TokenText(engine.lm.tokenizer), True
 
     def _made(self, name: str, make: Callable[[], Engine]) -> Engine:

@@ -230,10 +230,10 @@ def test_unused_transforms_leave_no_trace_in_the_program():
     assert requests.sampling_params(Options(), 2, 5)[1:] == SamplingParams(temperature=None)[1:]
 
 
-@pytest.mark.parametrize("width, unrolled", [(2, False), (4, True)])
-def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width, unrolled):
+@pytest.mark.parametrize("width, pieces, unrolled", [(2, 1, False), (4, 1, True), (5, 8, True), (6, 4, False)])
+def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width, pieces, unrolled):
     """Of random and of tied logits, by their definitions. Sums of probabilities that are powers of two are exact."""
-    monkeypatch.setattr(sampling.tuning, "search_digit", lambda rows: width)
+    monkeypatch.setattr(sampling.tuning, "search_of", lambda rows: (width, pieces))
     monkeypatch.setattr(sampling.tuning, "search_unrolled", lambda: unrolled)
     rng = np.random.default_rng(0)
     x = np.log(2.0 ** -rng.integers(1, 9, (64, 2, 40))).astype(np.float32)
@@ -241,6 +241,7 @@ def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, wid
     x[::2] = rng.normal(size=x[::2].shape)
     x[..., 0] = 1.0
     x -= x.max(axis=-1, keepdims=True)
+    x[1::4] *= 4e37  # next to the largest number that is no infinity
     k = rng.integers(1, 41, 64).astype(np.int32)
     smallest = np.take_along_axis(-np.sort(-x, axis=-1), k[:, None, None] - 1, axis=-1)
     assert np.array_equal(sampling.keep_top_k(x, k, CONTEXT) > -np.inf, (x >= smallest) & (x > -np.inf))

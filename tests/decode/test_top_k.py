@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from specjax.decode import likeliest
 from specjax.decode.likeliest import BLOCK, top_k
 
 
@@ -18,4 +19,15 @@ def test_two_stages_give_what_one_gives(size, kind):
     if kind == "mostly impossible":
         x[..., np.arange(size) % 2000 != 3] = -np.inf
     for found, expected in zip(top_k(jnp.asarray(x), 9), lax.top_k(jnp.asarray(x), 9), strict=True):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [1, 7, 10, 16])
+def test_merged_lists_give_what_sorting_gives(monkeypatch, count):
+    """Of random numbers, of tied ones and of rows with fewer finite numbers than are asked for."""
+    monkeypatch.setattr(likeliest.tuning, "merges_lists", lambda k: True)
+    x = np.random.default_rng(0).normal(size=(3, 2, 333)).astype(np.float32)
+    x[1] = np.round(x[1])
+    x[2, :, np.arange(333) % 50 != 3] = -np.inf
+    for found, expected in zip(top_k(jnp.asarray(x), count), lax.top_k(jnp.asarray(x), count), strict=True):
         assert np.array_equal(found, expected)

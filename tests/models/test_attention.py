@@ -125,6 +125,28 @@ def test_a_block_may_reach_past_the_table_of_its_row(kernel, masked):
         np.testing.assert_allclose(numbers(got)[1:], numbers(want)[1:], **tolerance)
 
 
+def test_a_long_row_is_cut_however_many_rows_there_are():
+    """Short caches are cut only as far as that fills the GPU."""
+    assert [fused_attention.parts_of(8, size) for size in (512, 1024, 8192)] == [1, 4, 16]
+    assert [fused_attention.parts_of(64, size) for size in (512, 1024, 8192)] == [1, 4, 16]
+    assert [fused_attention.parts_of(512, size) for size in (512, 1024, 8192)] == [1, 2, 16]
+
+
+def test_a_rows_bits_do_not_depend_on_its_place_or_on_its_neighbours(kernel):
+    """A row reaches all parts of its cache or only the first. No part that it does not reach counts."""
+    qkv, angles, _, *buffers, starts = case((1000, 70, 3), 2, 1, 4, 64, 1024, False)
+    stale = (jnp.arange(1024) >= starts[:, None])[:, None, :, None]
+    buffers = [jnp.where(stale, jnp.nan, x).astype(x.dtype) for x in buffers]
+    attend, order = jax.jit(kernel), jnp.array([2, 0, 1])
+    want, *_ = attend(qkv, angles, None, *buffers, starts)
+    got, *_ = attend(qkv[order], tuple(x[order] for x in angles), None, *(x[order] for x in buffers), starts[order])
+    np.testing.assert_array_equal(bits(got), bits(want[order]))
+    alone, *_ = attend(*jax.tree.map(lambda x: x[1:2], (qkv, angles, None, *buffers, starts)))
+    np.testing.assert_array_equal(bits(alone), bits(want[1:2]))
+    expected = plain(qkv, angles, None, *(jnp.nan_to_num(x) for x in buffers), starts)[0]
+    np.testing.assert_allclose(numbers(want), numbers(expected), atol=0.02)
+
+
 BAD = {"NaN": np.nan, "infinite": np.inf}
 
 

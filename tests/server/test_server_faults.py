@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import gc
+import sys
 import threading
 
 import jax.numpy as jnp
@@ -47,6 +49,17 @@ async def until(condition, seconds=60):
 
 def run(coroutine):
     return asyncio.run(coroutine)
+
+
+def test_pauses_of_pythons_own_are_short_while_the_server_runs_and_as_before_after_it():
+    async def whole():
+        async with running():
+            return gc.get_freeze_count(), sys.getswitchinterval()
+
+    usual = gc.get_freeze_count(), sys.getswitchinterval()
+    left_alone, interval = run(whole())
+    assert left_alone > 10_000 and interval < usual[1]
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == usual
 
 
 @pytest.mark.parametrize("stream", [False, True])
