@@ -1,4 +1,6 @@
-"""The training loop of every drafter: AdamW on an objective's weights.
+"""The training loop of every drafter and of models from scratch: AdamW on an objective's weights.
+
+The texts lie on the device, and one call of a compiled program makes several steps.
 
 A run that is resumed from a checkpoint gives the same weights, bit for bit, as a run without a break.
 """
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from specjax.decode import random
 from specjax.models.lm import LM
@@ -26,6 +29,7 @@ from specjax.training.mark import mark
 from specjax.training.texts import Texts
 
 CURVE = "curve.json"  # beside the checkpoints
+STEPS = 10  # the most training steps of one dispatch
 
 Terms = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and figures to report
 
@@ -114,11 +118,10 @@ def start(objective: Objective, recipe: Recipe) -> TrainState:
     return TrainState(jnp.int32(0), params, recipe.optimizer().init(params))
 
 
-@partial(jax.jit, static_argnames="recipe", donate_argnames="state")
 def train_step(
-    objective: Objective, target: LM, state: TrainState, tokens: jax.Array, weights: jax.Array, *, recipe: Recipe
+    objective: Objective, target: Any, state: TrainState, tokens: jax.Array, weights: jax.Array, recipe: Recipe
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One training step on texts i32[B, T] with weights f32[B, T].
+    """One training step on texts i32[B, T] with weights f32[B, T]. Not compiled by itself.
 
     Returns:
       The new state, and the objective's figures before the step.
@@ -130,29 +133,52 @@ def train_step(
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), seen
 
 
+@partial(jax.jit, static_argnames="recipe", donate_argnames="state")
+def train_steps(
+    objective: Objective, target: Any, state: TrainState, texts: tuple, rows: jax.Array, count: int, *, recipe: Recipe
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Some training steps. Their number is no part of the program, so a resumed run has the bits of a whole one.
+
+    Args:
+      objective, target, recipe: as in :func:`train`. The target may be None.
+      state: the state before the first step; its buffers are used again.
+      texts: the tokens [N, T] and the weights f32[N, T] of all texts.
+      rows: i32[STEPS, B], the numbers of the texts of each step.
+      count: the number of steps, from 1 to STEPS.
+
+    Returns:
+      The new state, and the objective's figures before the last step.
+    """
+
+    def step(i: jax.Array | int, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        tokens, weights = (x[rows[i]] for x in texts)
+        return train_step(objective, target, state, tokens.astype(jnp.int32), weights, recipe)
+
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, 0, state)[1])
+    return lax.fori_loop(0, count, lambda i, carry: step(i, carry[0]), (state, nothing))
+
+
 @jax.jit
-def judge(objective: Objective, target: LM, params: dict, tokens: jax.Array, weights: jax.Array):
+def judge(objective: Objective, target: Any, params: dict, tokens: jax.Array, weights: jax.Array):
     """The objective's figures on texts i32[B, T] with weights f32[B, T], without a training step."""
     return objective(params, target, tokens, weights, None)[1]
 
 
-def batch_of(texts: Texts, recipe: Recipe, step: int) -> tuple[jax.Array, jax.Array]:
-    """The texts i32[B, T] of one step, and their weights f32[B, T].
+def rows_of(count: int, recipe: Recipe, step: int) -> np.ndarray:
+    """The numbers i64[B] of the texts of one step, of ``count`` texts.
 
     Each epoch has a random order of the texts, which is cut into batches. So the batch depends only on the recipe and
     on the number of the step.
     """
-    per_epoch = max(1, len(texts.tokens) // recipe.batch)
+    per_epoch = max(1, count // recipe.batch)
     epoch, place = divmod(step, per_epoch)
-    order = np.random.default_rng([recipe.seed, epoch]).permutation(len(texts.tokens))
-    rows = np.resize(order, per_epoch * recipe.batch)[place * recipe.batch : (place + 1) * recipe.batch]
-    chosen = texts.rows(rows)
-    return jnp.asarray(chosen.tokens, jnp.int32), jnp.asarray(chosen.weights())
+    order = np.random.default_rng([recipe.seed, epoch]).permutation(count)
+    return np.resize(order, per_epoch * recipe.batch)[place * recipe.batch : (place + 1) * recipe.batch]
 
 
 def train(
     objective: Objective,
-    target: LM,
+    target: LM | None,
     texts: Texts,
     held_out: Texts,
     recipe: Recipe,
@@ -165,13 +191,13 @@ def train(
 
     Args:
       objective: the training task.
-      target: the model that the drafter drafts for.
+      target: the model that the drafter drafts for. None: the objective trains a model that drafts for none.
       texts: the training texts, in a new order each epoch.
       held_out: the texts for measurements, in one batch.
       recipe: the settings of the run.
       folder: where checkpoints and the curve are written: every ``every`` steps and at the end. None: nowhere.
       every: steps between measurements.
-      seconds: how long the run may go on. The time is looked at every 10 steps.
+      seconds: how long the run may go on. The time is looked at after each dispatch of at most STEPS steps.
       progress: is called after each measurement, with the curve so far.
 
     Returns:
@@ -180,17 +206,21 @@ def train(
     Raises:
       ValueError: the target has an encoder, or the folder is of another run, but for the recipe's ``steps``.
     """
-    check_no_encoder(target, "training")
+    if target is not None:
+        check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)
     test = jnp.asarray(held_out.tokens, jnp.int32), jnp.asarray(held_out.weights())
+    given = jnp.asarray(texts.tokens), jnp.asarray(texts.weights())
     step, curve, out_of_time = int(state.step), _curve(folder, int(state.step)), False
     began, before = time.perf_counter(), curve[-1]["seconds"] if curve else 0.0
     line = bar(desc="training", total=recipe.steps, initial=step, unit="step")
     while step < recipe.steps and not out_of_time:
-        state, seen = train_step(objective, target, state, *batch_of(texts, recipe, step), recipe=recipe)
-        step += 1
-        line.update()
-        out_of_time = step % 10 == 0 and time.perf_counter() - began > seconds
+        count = min(STEPS, recipe.steps - step, every - step % every)
+        rows = np.stack([rows_of(len(texts.tokens), recipe, step + i) for i in range(STEPS)])
+        state, seen = train_steps(objective, target, state, given, rows, count, recipe=recipe)
+        step += count
+        line.update(count)
+        out_of_time = time.perf_counter() - began > seconds
         if step % every == 0 or step == recipe.steps or out_of_time:
             figures = _figures("held_out", judge(objective, target, state.params, *test)) | _figures("train", seen)
             curve.append({"step": step, "seconds": round(before + time.perf_counter() - began, 1), **figures})

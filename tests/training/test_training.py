@@ -80,8 +80,10 @@ OBJECTIVES = {
     "objective",
     [pytest.param(x, id=n, marks=() if n == "eagle3" else pytest.mark.slow) for n, x in OBJECTIVES.items()],
 )
-def test_training_raises_acceptance_in_use(objective):
+def test_training_raises_acceptance_in_use(objective, monkeypatch):
     """What the loop reports is what a run shows: acceptance rises, and the drafter of the weights decodes with it."""
+    dispatched, steps = [], loop.train_steps
+    monkeypatch.setattr(loop, "train_steps", lambda *x, **recipe: dispatched.append(x[5]) or steps(*x, **recipe))
     teacher, texts = (ONE_LAW, own_texts(ONE_LAW)) if objective is ANY_PASS else (TARGET, TEXTS)
     params, curve = loop.train(objective, teacher, texts, texts.rows(slice(0, 8)), RECIPE, every=20)
 
@@ -108,6 +110,7 @@ def test_training_raises_acceptance_in_use(objective):
     before, after = acceptance(objective.init(0)), acceptance(params)
     # Training the last layer alone makes the exit better by 0.03 too.
     assert after > before + (0.08 if isinstance(objective, EarlyExitObjective) else 0.02), (before, after)
+    assert dispatched == [10] * 4, "a dispatch makes several steps"
     assert [c["step"] for c in curve] == [20, 40] and np.all(np.isfinite(curve[-1]["held_out_loss"]))
 
 
@@ -137,8 +140,9 @@ def test_each_step_leaves_out_layers_of_its_own():
 
     def loss(step):
         state = loop.start(objective, RECIPE)._replace(step=jnp.int32(step))
-        batch = loop.batch_of(TEXTS, RECIPE, 0)
-        return loop.train_step(objective, TARGET, state, *batch, recipe=RECIPE)[1]["loss"].tolist()
+        rows = np.tile(loop.rows_of(len(TEXTS.tokens), RECIPE, 0), (loop.STEPS, 1))
+        texts = jnp.asarray(TEXTS.tokens), jnp.asarray(TEXTS.weights())
+        return loop.train_steps(objective, TARGET, state, texts, rows, 1, recipe=RECIPE)[1]["loss"].tolist()
 
     found = [loss(step) for step in (0, 0, 1, 2, 3)]
     assert found[0] == found[1] and any(x != found[0] for x in found[2:])
@@ -190,9 +194,10 @@ def test_a_run_that_was_broken_off_goes_on_bit_for_bit(tmp_path, objective):
 
 def test_each_epoch_shows_every_text_once():
     recipe = dataclasses.replace(RECIPE, batch=12)
-    epochs = [np.concatenate([loop.batch_of(TEXTS, recipe, 4 * e + i)[0] for i in range(4)]) for e in range(2)]
+    count = len(TEXTS.tokens)
+    epochs = [np.concatenate([loop.rows_of(count, recipe, 4 * e + i) for i in range(4)]) for e in range(2)]
     for shown in epochs:
-        assert sorted(map(tuple, shown)) == sorted(map(tuple, TEXTS.tokens))
+        assert sorted(shown) == list(range(count))
     assert not np.array_equal(*epochs)
 
 
