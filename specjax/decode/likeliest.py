@@ -27,15 +27,15 @@ BLOCK = 1024
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """``lax.top_k`` over the last axis, fast for the few wide rows of a vocabulary. -> values and i32 indices [..., k].
 
-    XLA's kernel for a GPU gives each row one of the card's many processors. So for a small k the lists of all
-    processors are merged in one reduction. Else the k largest of each block are found first, and then the k largest of
-    these. Equal numbers keep their order, so the result is the same.
+    XLA's kernel for a GPU gives each row one of the card's many processors. So for a small k all processors share a
+    row: each keeps a sorted list of k numbers, and the lists are merged. Else the k largest of each block are found
+    first, and then the k largest of these. Equal numbers keep their order, so the result is the same.
 
     Args:
-      x: f32[..., V]. NaN counts as -inf.
+      x: f32[..., V]. NaN counts as -inf, and -0.0 as 0.0.
       k: at most V.
     """
-    x, size = jnp.where(jnp.isnan(x), -jnp.inf, x), x.shape[-1]
+    x, size = jnp.where(jnp.isnan(x), -jnp.inf, x) + 0.0, x.shape[-1]  # + 0.0 turns -0.0 into 0.0
     if tuning.merges_lists(k):
         return _merged_lists(x, k)
     if size < 4 * BLOCK or k > BLOCK:

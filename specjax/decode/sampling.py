@@ -212,10 +212,10 @@ def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:
     del context
     lost = -logits  # how far each logit lies below the largest
 
-    def too_few(marks):  # of NaN, no number lies below
+    def too_few(marks):  # no number is below NaN, so the count says nothing there
         return (_totals(lost[:, :, None] < marks[..., None]) < k[:, None, None]) & ~jnp.isnan(marks)
 
-    return jnp.where(lost > _largest(too_few, logits.shape[:2], 31), -jnp.inf, logits)
+    return jnp.where(lost > _largest_that_holds(too_few, logits.shape[:2], 31), -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
@@ -226,30 +226,30 @@ def keep_top_p(logits: jax.Array, p: jax.Array, context: Context) -> jax.Array:
     """
     del context
     mass = jnp.exp(logits)  # the probabilities, but for their total
-    needed = p[:, None, None] * jnp.sum(mass, axis=-1, keepdims=True)
+    needed = p[:, None, None] * _totals(mass[:, :, None])  # [B, T, 1], in the order of the sums below
 
     def enough(marks):
         of_tokens = mass[:, :, None]
         return _totals(jnp.where(of_tokens >= marks[..., None], of_tokens, 0.0)) >= needed
 
-    unlikely = mass < _largest(enough, logits.shape[:2], 30)
+    unlikely = mass < _largest_that_holds(enough, logits.shape[:2], 30)
     return jnp.where(unlikely & (p[:, None, None] < 1.0), -jnp.inf, logits)
 
 
 def _totals(x: jax.Array) -> jax.Array:
     """The sums of x [B, T, R, V] over V, f32 or i32[B, T, R].
 
-    XLA sums a wide row in two kernels on a GPU, of which the first one's pieces are too small. If the row is cut into a
-    few pieces here, their sums are one kernel, and the kernel that counts what holds adds them up.
+    By itself XLA would sum a wide row in two kernels on a GPU, and cut it into too many pieces. Here the row is cut
+    into a few pieces, if their number divides V. The pieces' sums are one kernel, and the next kernel adds them up.
     """
     x = x.astype(jnp.int32) if x.dtype == bool else x
-    _, pieces = tuning.search_of(x.shape[0] * x.shape[1])
+    _, pieces = tuning.filter_search(x.shape[0] * x.shape[1])
     pieces = math.gcd(pieces, x.shape[-1])
     of_pieces = jnp.sum(x.reshape(*x.shape[:-1], pieces, -1), axis=-1, dtype=x.dtype)
     return sum((of_pieces[..., i] for i in range(1, pieces)), start=of_pieces[..., 0])
 
 
-def _largest(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
+def _largest_that_holds(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
     """The largest number t for which holds(t), which is true of 0 and false from some number on. -> f32[B, T, 1].
 
     Numbers that are not negative sort as their bits do. Each pass settles one digit of these bits by trying all R
@@ -261,7 +261,7 @@ def _largest(holds: Callable, rows: tuple[int, ...], bits: int) -> jax.Array:
       rows: B and T.
       bits: how many of the lowest bits of t can be set. With 31 bits some of the numbers that are tried are NaN.
     """
-    width, _ = tuning.search_of(rows[0] * rows[1])
+    width, _ = tuning.filter_search(rows[0] * rows[1])
 
     def settled(found, shift, width):
         digits = jnp.arange(1, 1 << width, dtype=jnp.uint32)[None, None]

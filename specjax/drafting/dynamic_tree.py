@@ -81,7 +81,7 @@ class DynamicTree:
             """The likeliest children of each of W nodes: their tokens and scores, [B, W, breadth]."""
             scores = sampling.ranked(columns(logits), params, state.context(path))
             best, places = top_k(scores, width)
-            log_q = jnp.log(jnp.exp(best) / jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
+            log_q = best - jnp.log(jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
             log_q = jnp.where(jnp.isnan(log_q), -jnp.inf, log_q)
             return (ids[places] if compact else places).astype(jnp.int32), score[..., None] + log_q
 

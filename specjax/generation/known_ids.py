@@ -1,6 +1,6 @@
 """Which token ids have a meaning. A model may have rows for more ids than its tokenizer has: the surplus is padding."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,8 @@ def known_ids(lm: LM, stop_ids: Sequence[int] = ()) -> np.ndarray | None:
     tokenizer = lm.tokenizer
     if tokenizer is None or not hasattr(tokenizer, "ids"):
         return None
-    known = _of_model(tokenizer, len(tokenizer.ids()), lm.vocab_size, tuple(lm.config.eos_token_ids))
+    find = _of_model if isinstance(tokenizer, Hashable) else _of_model.__wrapped__
+    known = find(tokenizer, len(tokenizer.ids()), lm.vocab_size, tuple(lm.config.eos_token_ids))
     if known is None:
         return None
     more = [token for token in stop_ids if 0 <= token < len(known) and not known[token]]

@@ -153,14 +153,18 @@ def hopper_kernels() -> bool:
 
 
 def _hopper_wish() -> str | None:
-    return os.environ.get("SPECJAX_HOPPER_KERNELS")
+    """The value of the variable, or None. Raises ValueError if it is neither 0 nor 1."""
+    value = os.environ.get("SPECJAX_HOPPER_KERNELS") or None
+    if value not in (None, "0", "1"):
+        raise ValueError(f"SPECJAX_HOPPER_KERNELS must be 0 or 1, got {value!r}; leave it out for the default")
+    return value
 
 
 def implementation(platform: str | None, block: int, group: int, dim: int, capacity: int, paged: bool) -> str:
     """Which attention serves a plain block of few queries: "mosaic" (the Hopper kernel), "triton" or "xla".
 
-    Triton's kernel takes half the time of the Hopper kernel in texts of a few hundred tokens, and the Hopper kernel
-    gains in long texts and in pages. The choice depends on neither, because then the bits of a text would too.
+    Triton's kernel takes less time than the Hopper kernel in texts of a few hundred tokens, and the Hopper kernel gains
+    in long texts and in pages. The choice depends on neither, because then the bits of a text would too.
 
     Args:
       platform: what :func:`kernels` gives. Pallas can't interpret the Hopper kernel, so a CPU gets "triton".

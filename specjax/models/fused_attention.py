@@ -98,8 +98,8 @@ def attend(
         name="attend",
     )(*given, keys, values)
     if parts > 1:
-        used = pl.cdiv(pl.cdiv(starts + block, PAGE), share)
-        mixed = _joined(mixed, top, total, used, qkv.dtype, interpret)
+        parts_in_use = pl.cdiv(pl.cdiv(starts + block, PAGE), share)
+        mixed = _joined(mixed, top, total, parts_in_use, qkv.dtype, interpret)
     return mixed.reshape(batch, block, -1), keys, values
 
 
@@ -249,9 +249,9 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, paged, block, g
     if table_ref is not None:
         last = jnp.minimum(last, table_ref.shape[0])  # there is no tile past the end of the table
 
-    used = pl.cdiv(start + block, PAGE)
+    tiles_in_use = pl.cdiv(start + block, PAGE)
 
-    @pl.when(first < used)  # the row may be too short for this part
+    @pl.when(first < tiles_in_use)  # the row may be too short for this part
     def attend_part():
         _write_block(inputs, cache, start, block, group, token_size, head_vector, (first, last))
         if barrier:  # an interpreted program has no threads that could wait
@@ -269,7 +269,7 @@ def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, paged, block, g
             return _with_tile(sums, queries, cache, tile, in_use, seen)
 
         sums = jnp.zeros((len(n), dim), jnp.float32), jnp.full((len(n),), _FAR), jnp.zeros((len(n),), jnp.float32)
-        mixed, top, total = lax.fori_loop(first, jnp.minimum(last, used), add_tile, sums)
+        mixed, top, total = lax.fori_loop(first, jnp.minimum(last, tiles_in_use), add_tile, sums)
         is_query = n < block * group
         out_row = n // group * (kv_heads * group) + head * group + n % group  # of padding, past the end
         mixed = mixed / total[:, None] if parts == 1 else mixed

@@ -9,8 +9,7 @@ from specjax.models import axes
 # The most queries of one kv head for which the hand-written attention kernel runs. With more queries, XLA's attention
 # is as fast (measured on an H100).
 MOST_KERNEL_QUERIES = 32
-# The most programs that the attention kernel makes by cutting caches: two for each multiprocessor of a
-# card with 132 of them.
+# Up to so many programs the attention kernels cut any cache: two for each multiprocessor of a card with 132 of them.
 MOST_KERNEL_PROGRAMS = 264
 # A part of a long cache has about so many slots, however many rows there are. A program reads its part tile after tile,
 # so in few parts one long row would hold up all others (docs/lab/attention-kernel.md).
@@ -30,10 +29,10 @@ LONGEST_LIST = 16
 
 def merges_lists(count: int) -> bool:
     """Whether the ``count`` largest numbers of wide rows are found by merging lists of ``count`` numbers."""
-    return count <= LONGEST_LIST and jax.default_backend() == "gpu"
+    return 0 < count <= LONGEST_LIST and jax.default_backend() == "gpu"
 
 
-def search_of(rows: int) -> tuple[int, int]:
+def filter_search(rows: int) -> tuple[int, int]:
     """How a filter's threshold is searched in ``rows`` rows of a vocabulary (docs/lab/tried-and-dropped.md).
 
     On a GPU a pass over one row waits for memory and for launches, not for arithmetic, so fewer passes that try more

@@ -87,7 +87,7 @@ class Answer:
 
     def __init__(self, service: Service, engine: Engine, model: str, work: Work):
         self.work, self._service, self._engine, self._mailbox = work, service, engine, Mailbox()
-        times = service.times  # those of each token are looked up once, and not for each token
+        times = service.times  # a histogram is looked up once for the answer, and not for each token
         self._first_token, self._between_tokens = times.first_token.labels(model), times.between_tokens.labels(model)
         self._model = model
         self._choices: list[_Choice] = []

@@ -35,20 +35,27 @@ async def respond(
       RefusedError: the engine refuses the request, or can't go on with it and the answer is no stream.
     """
     begun: list[Answer] = []
+    cancelled = False
+
+    def end() -> None:
+        for answer in begun:
+            answer.abort()
+            service.answers.discard(answer)
 
     def start() -> Shape:
         answer, shape = begin()
         begun.append(answer)
         service.answers.add(answer)
         answer.start()
+        if cancelled:  # the thread goes on when its coroutine is cancelled
+            end()
         return shape
 
     try:
-        shape = await run_in_threadpool(start)  # one change of threads and back: each waits for Python's lock
+        shape = await run_in_threadpool(start)  # all in one thread: every change of threads waits for Python's lock
     except BaseException:
-        for answer in begun:
-            answer.abort()
-            service.answers.discard(answer)
+        cancelled = True
+        end()
         raise
     [answer] = begun
     if stream:

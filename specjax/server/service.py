@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import gc
 import hashlib
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +13,7 @@ from specjax.engine.scoring import score
 from specjax.engine.stats import Stats
 from specjax.models.model import check_no_encoder
 from specjax.report import progress
+from specjax.server import process
 from specjax.server.bridge import Bridge
 from specjax.server.errors import RefusedError
 from specjax.server.metrics import Times
@@ -23,10 +22,6 @@ from specjax.server.token_text import TokenText
 
 if TYPE_CHECKING:
     from specjax.server.answer import Answer
-
-# Seconds after which a thread of this process lets another one run Python. The engine's thread and the event loop take
-# turns several times a round, and by Python's default, 5 ms, one could wait for the other for as long as a round takes.
-SWITCH_INTERVAL = 0.0003
 
 
 class Service:
@@ -112,19 +107,17 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Loads the engine in the background, and closes it at the end."""
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_INTERVAL)
+        """Loads the engine in the background, and closes it at the end. Changes settings of the process meanwhile:
+        :mod:`specjax.server.process`."""
         self.bridge = Bridge(asyncio.get_running_loop())
-        loading = asyncio.create_task(self._load())
-        try:
-            yield
-        finally:
-            await loading
-            for engine in self.engines.values():
-                await asyncio.to_thread(engine.close, drain=False)
-            sys.setswitchinterval(usual)
-            gc.unfreeze()
+        with process.settings():
+            loading = asyncio.create_task(self._load())
+            try:
+                yield
+            finally:
+                await loading
+                for engine in self.engines.values():
+                    await asyncio.to_thread(engine.close, drain=False)
 
     async def _load(self) -> None:
         try:
@@ -136,10 +129,7 @@ class Service:
         else:
             assert engine.lm.tokenizer is not None
             self.before = {name: await asyncio.to_thread(one.stats) for name, one in self.engines.items()}
-            # What was made so far stays: modules and programs. Python's collector would look through them again and
-            # again, for a tenth of a second or longer, in which nothing decodes.
-            gc.collect()
-            gc.freeze()
+            await asyncio.to_thread(process.collect_for_the_last_time)
             self.token_text, self._loaded = TokenText(engine.lm.tokenizer), True
 
     def _made(self, name: str, make: Callable[[], Engine]) -> Engine:

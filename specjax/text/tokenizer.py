@@ -265,7 +265,7 @@ def check_same_tokenizer(a: Tokenizer, b: Tokenizer, vocab: int | None = None) -
 
 
 @functools.lru_cache(maxsize=8)  # each request asks, and comparing the 128,256 ids of Llama 3 takes a tenth of a second
-def _differences(a: Tokenizer, b: Tokenizer, size: int) -> list[tuple[int, str | None, str | None]]:
+def _differences(a: Tokenizer, b: Tokenizer, size: int) -> tuple[tuple[int, str | None, str | None], ...]:
     """The ids below ``size`` that mean two different strings, with both strings."""
     pairs = ((i, a.backend.id_to_token(i), b.backend.id_to_token(i)) for i in range(size))
-    return [(i, x, y) for i, x, y in pairs if x != y and None not in (x, y)]
+    return tuple((i, x, y) for i, x, y in pairs if x != y and None not in (x, y))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -172,8 +172,14 @@ def rows_of(count: int, recipe: Recipe, step: int) -> np.ndarray:
     """
     per_epoch = max(1, count // recipe.batch)
     epoch, place = divmod(step, per_epoch)
-    order = np.random.default_rng([recipe.seed, epoch]).permutation(count)
+    order = _order(recipe.seed, epoch, count)
     return np.resize(order, per_epoch * recipe.batch)[place * recipe.batch : (place + 1) * recipe.batch]
+
+
+@lru_cache(maxsize=2)  # the steps of one dispatch may be of two epochs
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order i64[count] of the texts in an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def train(
@@ -204,8 +210,11 @@ def train(
       The weights, and the curve: one dict for each measurement of the whole run, those before a break included.
 
     Raises:
-      ValueError: the target has an encoder, or the folder is of another run, but for the recipe's ``steps``.
+      ValueError: ``every`` is below 1, the target has an encoder, or the folder is of another run, but for the
+        recipe's ``steps``.
     """
+    if every < 1:
+        raise ValueError(f"every, the steps between measurements, must be at least 1, got {every}")
     if target is not None:
         check_no_encoder(target, "training")
     manager, state = _begin(objective, texts, recipe, folder)

@@ -230,10 +230,10 @@ def test_unused_transforms_leave_no_trace_in_the_program():
     assert requests.sampling_params(Options(), 2, 5)[1:] == SamplingParams(temperature=None)[1:]
 
 
-@pytest.mark.parametrize("width, pieces, unrolled", [(2, 1, False), (4, 1, True), (5, 8, True), (6, 4, False)])
+@pytest.mark.parametrize("width, pieces, unrolled", [(2, 1, False), (6, 8, True), (3, 8, True), (6, 4, False)])
 def test_filters_find_the_same_threshold_by_digits_of_any_width(monkeypatch, width, pieces, unrolled):
     """Of random and of tied logits, by their definitions. Sums of probabilities that are powers of two are exact."""
-    monkeypatch.setattr(sampling.tuning, "search_of", lambda rows: (width, pieces))
+    monkeypatch.setattr(sampling.tuning, "filter_search", lambda rows: (width, pieces))
     monkeypatch.setattr(sampling.tuning, "search_unrolled", lambda: unrolled)
     rng = np.random.default_rng(0)
     x = np.log(2.0 ** -rng.integers(1, 9, (64, 2, 40))).astype(np.float32)

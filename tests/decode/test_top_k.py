@@ -1,5 +1,6 @@
 """The largest numbers of wide rows, found in two stages, are those of one stage."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +21,20 @@ def test_two_stages_give_what_one_gives(size, kind):
         x[..., np.arange(size) % 2000 != 3] = -np.inf
     for found, expected in zip(top_k(jnp.asarray(x), 9), lax.top_k(jnp.asarray(x), 9), strict=True):
         assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_numbers_that_are_none_and_zeros_below_zero_have_their_places(monkeypatch, merged):
+    monkeypatch.setattr(likeliest.tuning, "merges_lists", lambda k: merged)
+    values, places = top_k(jnp.array([jnp.nan, -0.0, 0.0, -jnp.inf, 1.0]), 3)
+    assert values.tolist() == [1.0, 0.0, 0.0] and places.tolist() == [4, 1, 2]
+
+
+def test_the_largest_of_none_are_none_on_every_device(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert likeliest.tuning.merges_lists(16) and not likeliest.tuning.merges_lists(17)
+    values, places = top_k(jnp.ones((2, 5)), 0)
+    assert values.shape == places.shape == (2, 0)
 
 
 @pytest.mark.parametrize("count", [1, 7, 10, 16])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decode import random
+from specjax.decode import random, sampling
 from specjax.decode.sampling_params import Context, SamplingParams
 from specjax.drafting.draw_chain import draw_chain, spreading
 
@@ -15,8 +15,10 @@ ROWS, VOCAB, IDS = 3, 40, jnp.array([3, 38, 7, 0, 12, 29, 21, 5], jnp.int32)
 
 
 @pytest.mark.parametrize("penalty", [None, 1.5])
-def test_a_chain_of_few_tokens_is_that_of_the_whole_vocabulary(penalty):
+def test_a_chain_of_few_tokens_is_that_of_the_whole_vocabulary(penalty, monkeypatch):
     """With filters, and with a penalty that names tokens. The drawn tokens and their q are the same."""
+    widths, ranked = set(), sampling.ranked
+    monkeypatch.setattr(sampling, "ranked", lambda x, *rest: (widths.add(x.shape[-1]), ranked(x, *rest))[1])
     logits = jax.random.normal(jax.random.key(0), (ROWS, len(IDS))) * 3
     unset = SamplingParams(*[None] * len(SamplingParams._fields))
     params = unset._replace(
@@ -36,7 +38,9 @@ def test_a_chain_of_few_tokens_is_that_of_the_whole_vocabulary(penalty):
 
         return draw_chain(next_logits, jnp.int32(0), state, random.request_keys([1, 2, 3]), 4, VOCAB, ids=ids)[0]
 
-    few, whole = drawn(lambda x: x, IDS), drawn(spreading(IDS, VOCAB), None)
+    few = drawn(lambda x: x, IDS)
+    assert widths == {len(IDS) if penalty is None else VOCAB}, "the filters search the few tokens alone"
+    whole = drawn(spreading(IDS, VOCAB), None)
     np.testing.assert_array_equal(few.tokens, whole.tokens)
     np.testing.assert_allclose(few.probs, whole.probs, atol=1e-6)
     np.testing.assert_allclose(few.confidence, whole.confidence, atol=1e-6)

@@ -51,6 +51,25 @@ def test_requests_share_one_mask_and_a_stop_token_of_one_changes_no_other():
     assert np.flatnonzero(known_ids.known_ids(LM)).tolist() == KNOWN
 
 
+def test_the_mask_follows_a_tokenizer_that_grows():
+    own = dataclasses.replace(LM, tokenizer=tokenizer())
+    assert np.flatnonzero(known_ids.known_ids(own)).tolist() == KNOWN
+    own.tokenizer.backend.add_tokens(["new"])
+    new = own.tokenizer.backend.token_to_id("new")
+    assert new not in KNOWN and np.flatnonzero(known_ids.known_ids(own)).tolist() == sorted({*KNOWN, new})
+
+
+def test_a_tokenizer_that_has_no_hash_will_do():
+    @dataclasses.dataclass
+    class Bare:
+        vocab_size: int = 3
+
+        def ids(self):
+            return np.arange(self.vocab_size)
+
+    assert np.flatnonzero(known_ids.known_ids(dataclasses.replace(LM, tokenizer=Bare()))).tolist() == [0, 1, 2]
+
+
 QUICK = ("itself", "tree", "random")
 
 

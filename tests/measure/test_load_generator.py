@@ -54,8 +54,8 @@ def driven(count, streams, rate):
         return lambda: Seen(0.0, [1.0], 1, 1, str(request.seed))
 
     requests = [Request("a", 1, 0.0, seed) for seed in range(count)]
-    seen, seconds = asyncio.run(drive(requests, ask, streams, rate, seed=1))
-    assert [one.text for one in seen] == [str(seed) for seed in range(count)] and seconds >= 0
+    seen, _ = asyncio.run(drive(requests, ask, streams, rate, seed=1))
+    assert [one.text for one in seen] == [str(seed) for seed in range(count)]
     assert [seed for seed, _ in sent] == list(range(count))
     return [moment for _, moment in sent], most
 

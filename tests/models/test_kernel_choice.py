@@ -43,6 +43,9 @@ def test_the_kernel_is_chosen_by_card_and_shape_and_a_fallback_is_told(
     monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "0")
     usual = "triton" if "triton" in has else "xla"
     assert attention.implementation("cuda", block, 4, dim, capacity, False) == usual, "the Hopper kernel is off"
+    monkeypatch.setenv("SPECJAX_HOPPER_KERNELS", "on")
+    with pytest.raises(ValueError, match="must be 0 or 1, got 'on'"):
+        attention.implementation("cuda", block, 4, dim, capacity, False)
 
 
 @NEEDS_MOSAIC

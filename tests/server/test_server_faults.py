@@ -5,11 +5,15 @@ import dataclasses
 import gc
 import sys
 import threading
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from served import LM, Caller, alone, client, engine, events, running
+
+from specjax.server import process
+from specjax.server.respond import respond
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = dict(prompt="abc", max_tokens=240, ignore_eos=True, seed=3)
@@ -60,6 +64,53 @@ def test_pauses_of_pythons_own_are_short_while_the_server_runs_and_as_before_aft
     left_alone, interval = run(whole())
     assert left_alone > 10_000 and interval < usual[1]
     assert (gc.get_freeze_count(), sys.getswitchinterval()) == usual
+
+
+def test_the_settings_of_the_process_are_there_until_the_last_server_ends():
+    usual = sys.getswitchinterval()
+    one, other = process.settings(), process.settings()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() < usual
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("when", ["while it is checked", "once it has begun"])
+def test_a_request_that_is_cancelled_before_its_answer_begins_leaves_nothing(when):
+    """The thread that begins the answer can't be stopped, so the answer is ended there."""
+    reached, go, ended = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def start(self):
+            self.wait("once it has begun")
+
+        def abort(self):
+            ended.append(self)
+
+        def wait(self, point):
+            if when == point:
+                reached.set()
+                assert go.wait(60)
+
+    answer, service = Slow(), SimpleNamespace(answers=set())
+
+    def begin():
+        answer.wait("while it is checked")
+        return answer, None
+
+    async def whole():
+        task = asyncio.ensure_future(respond(None, service, begin, True))
+        await asyncio.to_thread(reached.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: ended and not service.answers)
+
+    run(whole())
 
 
 @pytest.mark.parametrize("stream", [False, True])

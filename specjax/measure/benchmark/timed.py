@@ -122,7 +122,8 @@ def weight_bytes(lm: LM, exit_layer: int | None = None) -> int:
     end = lm.config.num_hidden_layers if exit_layer is None else exit_layer
 
     def read(path: tuple[str, ...], leaf: Any) -> int:
-        once = path[0] == "encoder" or "kv" in path or (path == ("embed",) and not lm.config.tie_word_embeddings)
+        of_source = path[0] == "encoder" or {"cross", "kv"} <= set(path)
+        once = of_source or (path == ("embed",) and not lm.config.tie_word_embeddings)
         skipped = path[0] == "layers" and int(path[1]) >= end
         return 0 if once or skipped else sum(x.nbytes for x in jax.tree.leaves(leaf))
 
