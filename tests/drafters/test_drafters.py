@@ -260,7 +260,7 @@ def test_lookahead_learns_the_same_beside_a_drafter_of_narrower_blocks(size):
 
 @pytest.mark.parametrize("drafter", [
     pytest.param(FirstOf(PromptLookup(prompt_lookup_min=1), Lookahead(window=3, guesses=2)), marks=pytest.mark.slow),
-    FirstOf(Jacobi(), PromptLookup(9, 9)),
+    pytest.param(FirstOf(Jacobi(), PromptLookup(9, 9)), marks=pytest.mark.slow),
     FirstOf(PromptLookup(prompt_lookup_min=1), Adaptive(DraftModel(noisy_twin(DEEP, 0.2)), EntropyGuided())),
 ], ids=["lookahead", "jacobi", "entropy"])  # fmt: skip
 def test_what_a_row_learns_of_a_drafter_is_not_its_neighbours_to_say(drafter):

@@ -180,7 +180,9 @@ def test_a_tree_of_width_1_is_the_chain_token_for_token(verifier):
 
 
 @pytest.mark.parametrize("drafter, kv_dtype", [
-    (TREE, None), (TreeModel(TWIN, (4, 2), temperature=0.0), "int8"), (FirstOf(PromptLookup(), TREE), None),
+    (TREE, None),
+    pytest.param(TreeModel(TWIN, (4, 2), temperature=0.0), "int8", marks=pytest.mark.slow),
+    pytest.param(FirstOf(PromptLookup(), TREE), None, marks=pytest.mark.slow),
 ], ids=["drawn", "best, int8 cache", "lookup first"])  # fmt: skip
 def test_trees_give_plain_decodings_tokens_and_logprobs(drafter, kv_dtype):
     lm = dataclasses.replace(LM, kv_dtype=kv_dtype)
@@ -197,7 +199,7 @@ def read_anew(lm, tokens, lengths):
     return lm(tokens, kv.with_lengths(lm.alloc_cache(*tokens.shape), lengths * 0)).cache
 
 
-@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+@pytest.mark.parametrize("kv_dtype", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_after_a_tree_the_cache_holds_the_accepted_path(kv_dtype):
     """Siblings lie between the accepted entries until these are moved together."""
     two_layers = testing.tiny_lm(0)

@@ -55,7 +55,7 @@ def test_the_best_tokens_are_those_of_the_raw_logits_whatever_was_drafted(drafte
             assert all(type(token) is int and type(value) is float for token, value in pairs)
 
 
-@pytest.mark.parametrize("drafter", ["plain", "twin", "tree"])
+@pytest.mark.parametrize("drafter", [*(pytest.param(d, marks=pytest.mark.slow) for d in ("plain", "twin")), "tree"])
 def test_a_stream_says_the_same_with_each_token(drafter):
     want = generate(LM, PROMPTS, logprobs=5, **given(drafter))
     events = stream(LM, PROMPTS, logprobs=5, **given(drafter))

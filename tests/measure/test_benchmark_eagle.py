@@ -54,7 +54,7 @@ def drafts(planted, temperature, tree=None):
     return draft, np.stack([pi[tokens], pi[pi[tokens]]], axis=1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_chain_is_right_as_often_as_planted_at_each_depth(planted, temperature):
     draft, truth = drafts(planted, temperature)
     first, second = (draft.tokens == truth).T
