@@ -19,7 +19,7 @@ from specjax.decode.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3, 1, 2], [0, 3, 2, 2, 1, 0, 3, 2], [2], [3, 1, 1, 3], [1, 2], [3, 3, 0, 1, 2], [0]]
 OPTIONS = dict(num_speculative_tokens=3, max_new_tokens=12, capacity=64, temperature=0.9, ignore_eos=True)
-QUICK = ("noisy twin", "head, tree")
+QUICK = ("head, tree",)
 
 
 def each_drafter():

@@ -33,7 +33,7 @@ def qwen3():
         return Case.planted("tiny-qwen3", "tiny-qwen3", 0.7, "float32", SPEED, **REQUEST)
 
 
-@pytest.mark.parametrize("family", ["t5", "qwen3"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_rounds_write_the_planted_text_and_draft_as_often_right_as_planted(family, request):
     case, table = request.getfixturevalue(family), Table({"bandwidth": SPEED})
     runs = rounds(case, table, ("T = 0", "T = 1"))
