@@ -39,7 +39,7 @@ def known_ids(lm: LM, stop_ids: Sequence[int] = ()) -> np.ndarray | None:
 
 @lru_cache(maxsize=8)  # each request asks, and the masks of Llama 3's 128,256 ids take a millisecond
 def _of_model(tokenizer: Any, size: int, vocab: int, eos: tuple[int, ...]) -> np.ndarray | None:
-    """:func:`known_ids` without stop tokens of a request. ``size``, the number of the tokenizer's ids, may grow."""
+    """:func:`known_ids` without stop tokens of a request, kept until ``size``, the tokenizer's number of ids, grows."""
     del size
     known = np.zeros(vocab, bool)
     for ids in (tokenizer.ids(), np.array(eos, np.int64)):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 # turns several times a round, and by Python's default, 5 ms, one could wait for the other for as long as a round takes.
 SWITCH_INTERVAL = 0.0003
 
-_servers = 0  # that run now
-_usual, _frozen = 0.0, 0  # the switch interval, and the number of frozen objects, before the first of them
+_servers = 0  # the number of servers that run now
+_usual, _frozen = 0.0, 0  # the switch interval, and the number of frozen objects, before the first server
 
 
 @contextlib.contextmanager

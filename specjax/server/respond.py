@@ -37,25 +37,21 @@ async def respond(
     begun: list[Answer] = []
     cancelled = False
 
-    def end() -> None:
-        for answer in begun:
-            answer.abort()
-            service.answers.discard(answer)
-
     def start() -> Shape:
         answer, shape = begin()
         begun.append(answer)
         service.answers.add(answer)
         answer.start()
         if cancelled:  # the thread goes on when its coroutine is cancelled
-            end()
+            _end(service, answer)
         return shape
 
     try:
         shape = await run_in_threadpool(start)  # all in one thread: every change of threads waits for Python's lock
     except BaseException:
         cancelled = True
-        end()
+        for answer in begun:
+            _end(service, answer)
         raise
     [answer] = begun
     if stream:
@@ -63,9 +59,14 @@ async def respond(
     try:
         content = await unless_gone(_whole(answer, shape), request.receive)
     finally:
-        answer.abort()
-        service.answers.discard(answer)
+        _end(service, answer)
     return Response(status_code=CLIENT_GONE) if content is None else json_response(content)
+
+
+def _end(service: Service, answer: Answer) -> None:
+    """Ends an answer that nobody waits for any more. An answer that is over stays as it is."""
+    answer.abort()
+    service.answers.discard(answer)
 
 
 def json_response(content: Any) -> Response:
@@ -118,8 +119,7 @@ class _Stream(Response):
             with contextlib.suppress(OSError):  # the client has gone while something was sent
                 await unless_gone(self._send(send), receive)
         finally:
-            self._answer.abort()
-            self._service.answers.discard(self._answer)
+            _end(self._service, self._answer)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -107,8 +107,10 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Loads the engine in the background, and closes it at the end. Changes settings of the process meanwhile:
-        :mod:`specjax.server.process`."""
+        """Loads the engine in the background, and closes it at the end.
+
+        Meanwhile the process has the settings of :mod:`specjax.server.process`.
+        """
         self.bridge = Bridge(asyncio.get_running_loop())
         with process.settings():
             loading = asyncio.create_task(self._load())

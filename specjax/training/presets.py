@@ -5,6 +5,7 @@ from typing import Any
 
 from specjax.models.configs import ModelConfig
 from specjax.models.gpt2_config import GPT2Config
+from specjax.models.t5_config import PRESETS as T5_SHAPES
 from specjax.models.t5_config import T5Config
 
 
@@ -13,12 +14,11 @@ def _gpt2(hidden: int, layers: int, heads: int, learning_rate: float) -> "Preset
     return Preset(GPT2Config, sizes, learning_rate)
 
 
-def _t5(hidden: int, ffn: int, layers: int, heads: int, learning_rate: float) -> "Preset":
-    sizes = dict(
-        hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads, head_dim=64,
-        num_encoder_layers=layers, feed_forward_proj="gated-gelu", tie_word_embeddings=False, scaled_head=False,
-    )  # fmt: skip
-    return Preset(T5Config, sizes, learning_rate)
+def _t5(learning_rate: float, **sizes: int) -> "Preset":
+    """T5 1.1 small, with other sizes."""
+    small = T5_SHAPES["t5-small"].to_dict()
+    of_text = {"vocab_size", "eos_token_ids", "max_position_embeddings"}
+    return Preset(T5Config, {name: x for name, x in small.items() if name not in of_text} | sizes, learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,11 @@ PRESETS = {
     "97m": _gpt2(768, 12, 12, 6e-4),
     "6m": _gpt2(256, 2, 4, 2e-3),
     "gpt2-tiny": _gpt2(64, 2, 2, 5e-3),
-    "t5-small-like": _t5(512, 1024, 8, 6, 1e-3),
-    "t5-mini-2-layers": _t5(256, 512, 2, 4, 2e-3),
-    "t5-tiny": _t5(64, 128, 2, 2, 5e-3),
+    "t5-small-like": _t5(1e-3),
+    "t5-mini-2-layers": _t5(
+        2e-3, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_encoder_layers=2, num_attention_heads=4
+    ),
+    "t5-tiny": _t5(
+        5e-3, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_encoder_layers=2, num_attention_heads=2
+    ),
 }
