@@ -19,10 +19,10 @@ import numpy as np
 # drafted token. ACCEPT: whether a drafted token is accepted.
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
 
-# The kind of random keys. In JAX the process can choose another kind (``jax_default_prng_impl``), another way to compute
-# random bits (``jax_threefry_partitionable``) and another form of Gumbel noise (``jax_high_dynamic_range_gumbel``). This
-# file fixes all three, because another choice gives other tokens. The kinds "rbg" and "unsafe_rbg" also give all rows of
-# a batch the same noise.
+# The kind of random keys. In JAX the process can choose another kind (``jax_default_prng_impl``), another way to
+# compute random bits (``jax_threefry_partitionable``) and another form of Gumbel noise
+# (``jax_high_dynamic_range_gumbel``). This file fixes all three, because another choice gives other tokens. The kinds
+# "rbg" and "unsafe_rbg" also give all rows of a batch the same noise.
 IMPLEMENTATION = "threefry2x32"
 
 

@@ -12,7 +12,6 @@ from specjax.decode import round as rounds
 from specjax.generation.generate import prepare
 
 
-
 @contextlib.contextmanager
 def high_range_noise():
     """JAX has no context manager for this setting, and programs that are compiled already don't see its change."""
