@@ -160,11 +160,6 @@ def check(config: ModelConfig, shapes: Iterable[tuple[str, tuple[int, ...]]]) ->
     sheet.finish()
 
 
-def full_name(name: str) -> str:
-    """The tensor's name in a checkpoint of a whole model (``LlamaForCausalLM``): with the prefix ``model.``."""
-    return LLAMA.full_name(name)
-
-
 class Sheet:
     """Checks tensors against a closed table: it remembers which tensors have come, and all problems.
 
@@ -179,7 +174,7 @@ class Sheet:
         self,
         table: dict[str, Part],
         tied: bool = False,
-        name_of: Callable[[str], str] = full_name,
+        name_of: Callable[[str], str] = LLAMA.full_name,
         layout: Layout = LLAMA,
     ):
         self.table = table

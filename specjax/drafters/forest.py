@@ -25,8 +25,8 @@ class Forest(FixedWidth):
     tokens stand below the first of the two.
 
     Args:
-      members: two or more of ``TreeModel``, ``Eagle``, ``Medusa`` and ``PaSS``. These drafters do not assume that the
-        kept tokens are their own. ``TreeModel(lm, (1,))`` drafts the tokens of ``DraftModel(lm)``.
+      members: two or more of ``TreeModel``, ``Eagle``, ``Medusa``, ``DFlash`` and ``PaSS``. These drafters do not
+        assume that the kept tokens are their own. ``TreeModel(lm, (1,))`` drafts the tokens of ``DraftModel(lm)``.
 
     Raises:
       ValueError: there are fewer than two members, or a member is another drafter.
@@ -40,7 +40,7 @@ class Forest(FixedWidth):
         if not all(isinstance(m, ChainOrTree) for m in members) or len(members) < 2:
             names = ", ".join(type(m).__name__ for m in members)
             raise ValueError(
-                f"a forest takes two or more of TreeModel, Eagle, Medusa and PaSS, got ({names}); "
+                f"a forest takes two or more of TreeModel, Eagle, Medusa, DFlash and PaSS, got ({names}); "
                 "TreeModel(lm, (1,)) drafts what DraftModel(lm) does"
             )
 

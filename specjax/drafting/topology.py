@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from specjax.decode.draft_shape import FixedTreeShape
 from specjax.drafting import theory
 
 
@@ -37,10 +38,7 @@ class Topology:
     @cached_property
     def ancestors(self) -> np.ndarray:
         """bool[N+1, N+1]: entry [i, j] says whether node j is node i or an ancestor of node i."""
-        found = np.eye(len(self.parents) + 1, dtype=bool)
-        for node, parent in enumerate(self.parents, 1):
-            found[node] |= found[parent]
-        return found
+        return FixedTreeShape(self.parents).ancestors[0]
 
     @property
     def depths(self) -> np.ndarray:

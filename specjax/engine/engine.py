@@ -115,8 +115,8 @@ class Engine:
         headroom = self.decoder.headroom + sizes.further_room(self.decoder)
         own, parts = -(-(self.capacity + headroom) // PAGE), sizes.parts(lm, slots)
         wanted = own * slots if kv_tokens is None else -(-numeric.check_count("kv_tokens", kv_tokens) // PAGE)
-        pages = -(-wanted // parts)  # of each part of the mesh, which has a null page too
-        self.kv_tokens = pages * parts * PAGE  # that fit into all pages
+        pages = -(-wanted // parts)  # each part of the mesh has so many pages, and a null page
+        self.kv_tokens = pages * parts * PAGE  # all pages together hold so many tokens
         # The most tokens of one request.
         self.longest = sizes.longest(lm, self.capacity, self.kv_tokens, headroom, parts)
         self.limits = Limits(slots, tokens, parts * (pages + 1), stops=32, lists=sizes.listed(lm, max_listed))

@@ -208,7 +208,8 @@ class Loop:
         if resume is not None and len(known) < resume.first:
             resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
         # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
-        known = known[: resume.first if resume else len(known) * PAGE // self.chunk * self.chunk // PAGE]
+        whole_chunks = len(known) * PAGE // self.chunk * self.chunk  # tokens
+        known = known[: resume.first if resume else whole_chunks // PAGE]
         part.pages.share(known)
         ticket.part, ticket.pages = part, known
         # Overcommitted, each running request keeps a page to grow into, so that nobody is swapped out at once.

@@ -40,11 +40,6 @@ class Pages:
         """The number of pages that a request can get: free ones and kept ones."""
         return len(self._free) + len(self._kept)
 
-    @property
-    def kept(self) -> int:
-        """The number of pages that nobody uses and that hold a known prefix."""
-        return len(self._kept)
-
     def take(self, count: int) -> list[int]:
         """``count`` pages for one request. Free pages go first, then kept pages, the oldest one first.
 
@@ -92,7 +87,7 @@ class Pages:
     def give_back(self, pages: Sequence[int]) -> None:
         """A request no longer uses these pages. Published pages are kept, all others become free.
 
-        Of a prefix the last page is the first to be given away, because without an earlier page it can't be found.
+        The last page of a prefix is the first to be given away, because a page is found only after all pages before it.
         """
         for page in reversed(pages):
             self._users[page] -= 1

@@ -181,7 +181,8 @@ def feed(
 def join(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
     """Puts the staged row, all of whose tokens but the last are read, into slot i32[1]. The next round goes on there.
 
-    A row that was read to the end of its prompt, and a row that has some new tokens already, are alike in that.
+    A row may have read its prompt alone, or it may have some new tokens already: in both cases its last token is not
+    read yet.
     """
     cache = kv.with_lengths(row.cache, row.lengths - 1)
     return rows.insert(state, slot, row._replace(cache=cache, active=row.lengths < row.request.limit))

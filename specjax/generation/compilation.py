@@ -66,6 +66,9 @@ def _remove_damaged_entries(folder: Path) -> None:
     every later run and never replace it. A process may also read an entry while another process still writes it.
     """
     show = warnings.showwarning
+    watched: frozenset[Path] = getattr(show, "watched", frozenset())
+    if folder in watched:
+        return
 
     def remove_or_show(message, *args, **kwargs) -> None:
         found = re.match(r"Error reading persistent compilation cache entry for '(.*?)'", str(message))
@@ -75,4 +78,5 @@ def _remove_damaged_entries(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 entry.unlink()
 
+    remove_or_show.watched = watched | {folder}  # type: ignore[attr-defined]
     warnings.showwarning = remove_or_show

@@ -49,8 +49,7 @@ def build(
       lm: the target.
       prompts: the token ids of each prompt, from :func:`encode_prompts`.
       options: the user's options.
-      headroom: the number of tokens that a round may write past a row's limit. This is the widest block's length.
-
+      headroom: the number of tokens that a round may write past a row's limit, by ``Decoder.headroom``.
       keys_of: makes the random keys of the rows' seeds.
 
     Returns:

@@ -55,7 +55,7 @@ def application(
     Args:
       make: makes the engine of a replica.
       names: the names by which clients ask for the model.
-      keys: the keys that let clients in. None: everybody is let in.
+      keys: the keys that let clients in. Empty: everybody is let in.
       **options: options of ``ray.serve.deployment``: ``num_replicas``, ``ray_actor_options={"num_gpus": 1}``,
         ``autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 16}`` and others.
         ``max_ongoing_requests`` should be above the engine's slots; without the option it is 256.

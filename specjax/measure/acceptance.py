@@ -108,9 +108,8 @@ def measure(
         steps.append((running, np.asarray(overlap), np.asarray(weight)))
     samples = []
     for row in range(len(job.prompts)):
-        seen = [(overlap[row], weight[row]) for running, overlap, weight in steps if running[row]]
-        overlaps, weights = (np.array(x, np.float64).reshape(-1, size) for x in zip(*seen, strict=True))
-        samples.append(Sample(overlaps, weights))
+        seen = [step[1:] for step in steps if step[0][row]]  # none, if the prompt leaves no room for a round
+        samples.append(Sample(*(np.array([x[i][row] for x in seen], np.float64).reshape(-1, size) for i in (0, 1))))
     return samples
 
 

@@ -245,8 +245,10 @@ def _log(name: str) -> None:
 
 
 def _capability() -> float:
-    """The compute capability of the first device. 0: the device is no NVIDIA GPU."""
-    # A device that a program is only compiled for has no such attribute.
+    """The compute capability of the first device, if that is a GPU. 0: the GPU is not NVIDIA's.
+
+    9.0, Hopper's: the device is a CPU, on which programs for a GPU are only compiled.
+    """
     capability = getattr(jax.devices()[0], "compute_capability", "9.0")
     return float(capability) if re.fullmatch(r"\d+\.\d+", capability) else 0.0
 

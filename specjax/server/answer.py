@@ -27,9 +27,9 @@ class Token:
     token: int
     # The number of characters of the choice's text before the token.
     offset: int
-    # Its natural log-probability. None: not asked for, or the first token of a text.
+    # The token's natural log-probability. None: log-probabilities were not asked for, or this is a text's first token.
     logprob: float | None
-    # The likeliest tokens at its position, as (id, log-probability) pairs. None as above.
+    # The likeliest tokens at the token's position, as (id, log-probability) pairs. None: as for ``logprob``.
     top: list[tuple[int, float]] | None
 
 

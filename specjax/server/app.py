@@ -127,6 +127,9 @@ async def tokenize(body: TokenizeRequest, service: Served) -> Any:
 async def detokenize(body: DetokenizeRequest, service: Served) -> Any:
     """The text of tokens."""
     service.check_model(body.model)
+    size = service.engine.lm.vocab_size
+    if outside := [token for token in body.tokens if not 0 <= token < size]:
+        raise RefusedError(400, f"tokens must be ids from 0 to {size - 1}, got {outside[0]}", "tokens")
     return json_response({"prompt": await run_in_threadpool(service.tokenizer.decode, body.tokens)})
 
 

@@ -54,15 +54,14 @@ def as_refusal(error: BaseException) -> RefusedError:
     if isinstance(error, EngineClosedError):
         return RefusedError(500, f"the engine does not run any more: {error}", code="engine_broken")
     if isinstance(error, ValueError):
-        return RefusedError(400, str(error), _param_of(str(error)))
+        return RefusedError(400, _in_words_of_clients(str(error)), _param_of(str(error)))
     return RefusedError(500, f"the server has a fault: {type(error).__name__}", code="internal_error")
 
 
-# The fields of requests that the engine knows under other names.
-_RENAMED = {
-    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_token_ids",
-    "chat_template_kwargs": "messages", "a conversation": "messages", "the text": "prompt",
-}  # fmt: skip
+# The options of the engine that clients know under other names.
+_OPTIONS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_token_ids"}
+# How the engine's messages may begin, and the field of the request that is meant.
+_RENAMED = {**_OPTIONS, "chat_template_kwargs": "messages", "a conversation": "messages", "the text": "prompt"}
 _SAME = (
     "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias stop seed logprobs "
     "prompt"
@@ -75,6 +74,13 @@ def _param_of(message: str) -> str | None:
         if message.startswith(name):
             return _RENAMED.get(name, name)
     return None
+
+
+def _in_words_of_clients(message: str) -> str:
+    """An error of the engine, with the names that clients give to options."""
+    for ours, theirs in _OPTIONS.items():
+        message = message.replace(ours, theirs)
+    return message
 
 
 def add_handlers(app: FastAPI) -> None:

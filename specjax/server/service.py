@@ -30,7 +30,7 @@ class Service:
     Args:
       make: makes the engine, in a thread of its own. It may take minutes: the server says "loading" meanwhile.
       names: the names by which clients ask for the model. The first one stands in all answers.
-      keys: the keys that let clients in. None: everybody is let in.
+      keys: the keys that let clients in. Empty: everybody is let in.
       others: makes further engines from the first one, with other drafters. Each is a model of its own: the first name,
         a colon, and the key.
     """

@@ -21,6 +21,7 @@ import optax
 from jax import lax
 
 from specjax.decode import random
+from specjax.decode.numeric import SMALLEST_FLOAT, check_counts, check_number
 from specjax.models.lm import LM
 from specjax.models.model import check_no_encoder
 from specjax.models.quantized import dequantize, is_quantized
@@ -73,10 +74,14 @@ class Recipe:
       steps: steps of the whole run.
       batch: texts a step.
       learning_rate: the maximum of the learning rate.
-      warmup: steps of the warm-up, at most half of ``steps``.
+      warmup: steps of the warm-up. A longer one than half of ``steps`` is cut to that.
       weight_decay: the weight decay of AdamW, on matrices only.
       clip: the largest global norm of a gradient.
       seed: the seed of the first weights, of the order of the texts, and of each step's random choices.
+
+    Raises:
+      ValueError: steps or batch is no integer of at least 1, warmup or seed is none of at least 0, weight_decay is no
+        number from 0 on, or learning_rate or clip is no positive number.
     """
 
     steps: int
@@ -86,6 +91,13 @@ class Recipe:
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
+
+    def __post_init__(self):
+        check_counts(1, steps=self.steps, batch=self.batch)
+        check_counts(0, warmup=self.warmup, seed=self.seed)
+        check_number("weight_decay", self.weight_decay, 0)
+        check_number("learning_rate", self.learning_rate, SMALLEST_FLOAT)
+        check_number("clip", self.clip, SMALLEST_FLOAT)
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW with the learning rate's schedule, after gradients are clipped."""

@@ -5,7 +5,7 @@ import pytest
 from hf_folders import HF, write_hf
 
 from convert import parts, source
-from convert.llama_weights import Part, from_hf_tensors, full_name, table
+from convert.llama_weights import LLAMA, Part, from_hf_tensors, table
 from specjax.models import llama, parallel
 from specjax.models.config import from_hf
 from specjax.models.quantized import map_with_path
@@ -34,7 +34,7 @@ def test_parts_together_are_the_leaf_and_each_reads_its_share(tmp_path, monkeypa
     monkeypatch.setattr(parts, "_slice", lambda *args: read.append(real(*args)) or read[-1])
     places: dict[tuple, list[tuple[str, Part]]] = {}
     for name, part in table(config).items():
-        places.setdefault(part.path, []).append((full_name(name), part))
+        places.setdefault(part.path, []).append((LLAMA.full_name(name), part))
 
     def check(path, leaf):
         pieces = cut(path, leaf.shape, 2)

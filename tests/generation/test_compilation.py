@@ -50,6 +50,13 @@ def test_programs_are_found_again(tmp_path):
     assert any((tmp_path / "made" / "here").iterdir())
 
 
+def test_a_folder_that_is_named_twice_is_watched_once(tmp_path):
+    specjax.compilation_cache(tmp_path)
+    once = warnings.showwarning
+    specjax.compilation_cache(tmp_path)
+    assert warnings.showwarning is once
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):

@@ -35,6 +35,12 @@ def last_tokens():
     return np.array([[prompt[-1], *new[:-1]] for prompt, new in zip(PROMPTS, plain.tokens, strict=True)])
 
 
+def test_a_prompt_without_room_has_no_prefixes():
+    full = TARGET.max_positions
+    none, some = acceptance.measure(TARGET, [[1] * full, [0, 1]], DRAFT, SIZE, 3, temperature=1.0, ignore_eos=True)
+    assert none.overlap.shape == none.weight.shape == (0, SIZE) and len(some.overlap) == 3
+
+
 def test_overlap_is_sum_min_p_q_at_every_prefix_of_plain_sampling(samples, last_tokens):
     seen = np.array([sample.overlap[:, 0] for sample in samples])
     np.testing.assert_allclose(seen, OVERLAP[last_tokens], atol=1e-5)

@@ -79,7 +79,7 @@ BAD = [
             (dict(logit_bias={"x": 1}), "logit_bias"),
             (dict(logit_bias={"99999": 1}), "logit_bias"),
             (dict(logit_bias={str(i): 1 for i in range(2000)}), "logit_bias"),
-            (dict(stop_token_ids=[10**6]), "eos_token_id"),
+            (dict(stop_token_ids=[10**6]), "stop_token_ids"),
             (dict(min_tokens=9, max_tokens=3), "min_new_tokens"),
             (dict(stream_options={"include_usage": True}), "stream_options"),
             (dict(suffix="b"), "suffix"),
@@ -108,6 +108,7 @@ BAD = [
     ),
     ("/tokenize", b"{}", "prompt"),
     ("/detokenize", b'{"tokens": ["a"]}', "tokens"),
+    ("/detokenize", b'{"tokens": [2147483648]}', "tokens must be ids from 0 to"),
 ]
 
 

@@ -17,7 +17,7 @@ def random_tensors(config, seed=0, dtype=np.float32):
     rng = np.random.default_rng(seed)
     table = convert_llama.table(config)
     return {
-        convert_llama.full_name(name): (rng.normal(size=part.shape) / np.sqrt(part.shape[-1])).astype(dtype)
+        convert_llama.LLAMA.full_name(name): (rng.normal(size=part.shape) / np.sqrt(part.shape[-1])).astype(dtype)
         for name, part in table.items()
     }
 

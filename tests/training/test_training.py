@@ -284,3 +284,9 @@ def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     draft = jax.jit(rounds.propose)(job.decoder, job.start())[0]
     q = jax.nn.softmax(llama.merge(TARGET.config, TARGET.params).head(hidden[0, -2:]), axis=-1)
     np.testing.assert_allclose(q, draft.probs[0, 1:], atol=2e-5)
+
+
+@pytest.mark.parametrize("wrong", [dict(batch=0), dict(steps=1.5), dict(learning_rate=-1), dict(clip=0)])
+def test_a_recipe_of_the_wrong_kind_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        loop.Recipe(**{"steps": 3, **wrong})

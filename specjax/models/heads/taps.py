@@ -17,7 +17,7 @@ def check_taps(name: str, taps: Any) -> None:
 
 def check_target(name: str, size: int, taps: tuple[int, ...], target: Model) -> None:
     """Raises ValueError if a head of hidden size ``size`` and these taps was trained for another model."""
-    layers = target.config.num_hidden_layers
+    layers = target.num_layers
     if size != target.hidden_size:
         raise ValueError(
             f"this {name} head reads hidden states of size {size}, but the target's are {target.hidden_size}: the head "
