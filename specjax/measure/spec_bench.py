@@ -104,7 +104,7 @@ class Theirs:
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if not self._warm:
+        if not self._warm:  # a few tokens load all that there is to load: eager PyTorch compiles nothing
             self._peer.call(prompt, min(self._count, 8), **self._settings, **sampling)
             self._warm = True
         self._peer.torch.manual_seed(seed)
