@@ -67,6 +67,6 @@ def _other(text: bytes, begins: bytes) -> str:
     """In words, what a line is that does not begin as it should."""
     got, wanted = (part.decode(errors="replace").strip() for part in (text, begins))
     return (
-        f"of another run, or of one with other settings: {got:.400}; expected a line that begins with {wanted}; give "
-        "another file, or the settings of the earlier run"
+        f"not of this run: {got:.400}; expected a line that begins with {wanted}; give another file, or the settings "
+        "with which this file was begun"
     )

@@ -152,7 +152,7 @@ def test_a_run_goes_on_where_it_was_stopped(questions, tmp_path, capsys, monkeyp
     assert module.main(args) == 0 and asked == ["prompt lookup, 3..2"]
     assert len(answers.read_text().splitlines()) == 5
     assert module.main([*args, "--max-new-tokens", "7"]) == 2 and len(asked) == 1
-    assert "of one with other settings" in capsys.readouterr().err
+    assert "the settings with which this file was begun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args, named", [

@@ -31,12 +31,12 @@ def test_a_run_goes_on_wherever_the_run_before_was_killed(tmp_path, settings):
 
 
 @pytest.mark.parametrize("settings, text, named", [
-    (None, "hello", "line 1 is of another run"),
-    (None, '{"id": 1}\nhello\n', 'line 2 is of another run, .*: hello; expected a line that begins with {"id":;'),
+    (None, "hello", "line 1 is not of this run"),
+    (None, '{"id": 1}\nhello\n', 'line 2 is not of this run: hello; expected a line that begins with {"id":;'),
     (None, '{"id": 1\n', "line 1 is damaged: .*; remove the line"),
     (None, '{"id": "\udcff"}\n', "line 1 is damaged: .*; remove the line"),
-    (SETTINGS, '{"model": "m", "size": 5}\n{"id": 0}\n', "line 1 is of another run, or of one with other settings"),
-    (SETTINGS, '{"model": "other', "line 1 is of another run"),
+    (SETTINGS, '{"model": "m", "size": 5}\n{"id": 0}\n', "line 1 is .* give another file, or the settings"),
+    (SETTINGS, '{"model": "other', "line 1 is not of this run"),
     (SETTINGS, '{"id": 0}\n', 'line 1 .*: {"id": 0}; expected .* {"model": "m", "size": 4}; give another file'),
 ])  # fmt: skip
 def test_a_file_of_other_lines_is_refused_and_left_alone(tmp_path, settings, text, named):

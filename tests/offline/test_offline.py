@@ -101,7 +101,7 @@ def test_a_stopped_file_goes_on_and_its_half_line_is_repaired(engine, tmp_path):
 
 def test_a_file_of_rows_is_never_taken_for_one_of_answers(engine, tmp_path):
     source, other = write(tmp_path / "in", GIVEN), write(tmp_path / "other", GIVEN)
-    for target, named in ((source, "the file of rows itself"), (other, "line 1 is of another run")):
+    for target, named in ((source, "the file of rows itself"), (other, "line 1 is not of this run")):
         with pytest.raises(ValueError, match=named):
             files.run(engine, source, target)
     assert source.read_text() == other.read_text()
