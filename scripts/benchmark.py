@@ -56,6 +56,7 @@ NOT_FOR_HEADS = ("draft", "alpha", "quantize_draft", "sweep_check_alphas", "peer
 # Flags, and the drafters that read them.
 READ_BY = {
     "acceptance": ("eagle3", "dflash"), "ways": ("eagle3",), "tree": ("eagle3",), "devices": ("draft-model", "eagle3"),
+    "data_parallel": ("draft-model", "eagle3"),
 }  # fmt: skip
 DEFAULT_MODES = ("verify", "draft", "arithmetic", "round", "drafters", "trees")
 
@@ -77,6 +78,8 @@ def _parser() -> Parser:
     add("--quantize-draft", choices=KINDS, help="store the draft's weights in eight bits")
     add("--kv-dtype", choices=("int8",), help="store both models' caches in eight bits")
     add("--devices", type=int, default=1, help="GPUs that share the target; each has the whole drafter (%(default)s)")
+    add("--data-parallel", type=int, default=1, metavar="N",
+        help="N parts of the GPUs share the rows; each part has the whole target (%(default)s)")  # fmt: skip
     add("--modes", nargs="*", choices=MODES, default=DEFAULT_MODES,
         help="what to measure beside plain decoding, which is always measured (%(default)s)")  # fmt: skip
     _add_modes(add)
@@ -156,7 +159,9 @@ def parse(argv) -> argparse.Namespace:
     parser.at_least_one(args, "num_speculative_tokens", "max_new_tokens", "batch", "prompt_length")
     parser.at_least_one(args, "sweep_tokens", "sweep_batches", "prompt_lengths", "corpus")
     parser.at_least_one(args, "serving_requests", "waits_prompts")
-    parser.at_least_one(args, "devices")
+    parser.at_least_one(args, "devices", "data_parallel")
+    if args.devices % args.data_parallel:
+        parser.error(f"--data-parallel must divide --devices, got {args.data_parallel} and {args.devices}")
     parser.in_a_folder(args, "json")
     for alpha in (args.alpha, *args.sweep_check_alphas):
         if not 0 <= alpha <= 1:
@@ -223,7 +228,7 @@ def _deepest(args: argparse.Namespace) -> int:
 
 def _case(args: argparse.Namespace, speed: dict[str, float]) -> Case:
     """The planted models and the request."""
-    common = "dtype quantize kv_dtype devices num_speculative_tokens batch prompt_length max_new_tokens"
+    common = "dtype quantize kv_dtype devices data_parallel num_speculative_tokens batch prompt_length max_new_tokens"
     given = {name: getattr(args, name) for name in common.split()}
     if args.drafter == "draft-model":
         return Case.planted(

@@ -235,15 +235,16 @@ def run(args: argparse.Namespace) -> None:
     for task, prompts in by_task.items():
         known += [p + new for p, new in zip(prompts, plain[args.temperature[0]][task]["tokens"], strict=True)]
     rows = [{"name": "plain", "K": 0, "temperature": t, "tasks": plain[t]} for t in args.temperature]
-    print(f"{'':<40}{'K':>3}{'T':>5}" + "".join(f"{task[:14]:>24}" for task in [*by_task, "all"]))
-    print(f"{'':<48}" + "".join(f"{'alpha  tok/step  x plain':>24}" for _ in [*by_task, "all"]))
+    width = max(map(len, compared), default=0)
+    print(f"{'':<{width}}{'K':>4}{'T':>5}" + "".join(f"{task[:24]:>26}" for task in [*by_task, "all"]))
+    print(f"{'':<{width}}{'':>9}" + "".join(f"{'alpha  tok/step  x plain':>26}" for _ in [*by_task, "all"]))
     for name, (make, best) in compared.items():
         drafter = make()
         for asked, t in itertools.product(args.sizes, args.temperature):
             size = asked or best
             found = over_tasks(name, drafter=drafter, num_speculative_tokens=size, temperature=t)
             rows.append({"name": name, "K": size, "temperature": t, "tasks": found})
-            print(line(rows[-1], plain[t]), flush=True)
+            print(line(rows[-1], plain[t], width), flush=True)
         if args.json:
             about = {"device": device, "jax": jax.__version__, "model": args.model, "dtype": str(lm.dtype)}
             write(args.json, {**about, "verifier": args.verifier, "per_task": args.per_task}, rows)
@@ -258,13 +259,16 @@ def write(path: Path, about: dict, rows: list[dict]) -> None:
     path.write_text(json.dumps({**about, "rows": slim}, indent=1))
 
 
-def line(row: dict, plain: dict[str, dict]) -> str:
-    """One line of the table: a drafter's figures for each task and over all tasks, beside those of plain decoding."""
+def line(row: dict, plain: dict[str, dict], width: int) -> str:
+    """One line of the table: a drafter's figures for each task and over all tasks, beside those of plain decoding.
+
+    ``width`` is that of the longest drafter's name.
+    """
     found, temperature = row["tasks"], row["temperature"]
     cells = [cell(found[task], plain[task]) for task in found] + [cell(total(found), total(plain))]
     same = all(found[task]["tokens"] == plain[task]["tokens"] for task in found)
     note = "" if same or temperature else "  parts from plain"
-    return f"{row['name']:<40}{row['K']:>3}{temperature:>5}" + "".join(f"{c:>24}" for c in cells) + note
+    return f"{row['name']:<{width}}{row['K']:>4}{temperature:>5}" + "".join(f"{c:>26}" for c in cells) + note
 
 
 def total(by_task: dict[str, dict]) -> dict:

@@ -97,6 +97,7 @@ def test_another_draft_is_stored_as_the_cases_own(case):
     (["--modes", "sweep", "--sweep-tokens", "0", "2"], "--sweep-tokens must be at least 1"),
     (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
     (["--devices", "0"], "--devices must be at least 1"),
+    (["--devices", "3", "--data-parallel", "2"], "--data-parallel must divide --devices, got 2 and 3"),
     (["--alpha", "1.5"], "acceptance rates are from 0 to 1, got 1.5"),
     (["--modes", "sweep", "--sweep-check-alphas", "-1"], "acceptance rates are from 0 to 1, got -1.0"),
     (["--modes", "early-exit", "--exit-layer", "32"], "--exit-layer of llama-3.1-8b is from 1 to 31, got 32"),

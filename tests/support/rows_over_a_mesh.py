@@ -12,6 +12,8 @@ from specjax import Engine, drafters, generate, stream, testing
 from specjax.decode import decoder
 from specjax.drafters import DraftModel, PromptLookup, TreeModel
 from specjax.generation.generate import prepare
+from specjax.measure.benchmark import timed
+from specjax.measure.benchmark.case import Case
 from specjax.models import attention, modules, parallel
 from specjax.models import cache as kv
 from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
@@ -162,3 +164,12 @@ def test_meshes_with_parts_that_do_not_suit_are_refused():
         parallel.mesh(4, data=3)
     with pytest.raises(ValueError, match="expected one, or \"data\" and one more"):
         parallel.shard(LM, jax.make_mesh((2, 2), ("rows", "model")))
+
+
+def test_a_benchmark_reads_the_target_once_a_part():
+    sizes = dict(num_speculative_tokens=2, batch=4, prompt_length=4, max_new_tokens=8)
+    case = Case.planted("tiny", "tiny", 0.7, "float32", {"read": 1e9}, devices=4, data_parallel=2, **sizes)
+    assert case.target.mesh.shape == GRID.shape and case.step_floor == timed.weight_bytes(case.target) / 2 / 1e9
+    prompts = case.prompts()
+    out = generate(case.target, prompts, drafter=DraftModel(case.draft), num_speculative_tokens=2, max_new_tokens=8)
+    assert out.tokens == [case.planted_text(prompt, 8) for prompt in prompts]

@@ -67,8 +67,10 @@ class Case:
     max_new_tokens: int
     # The machine's bandwidth in bytes a second, from ``timed.bandwidth``.
     speed: dict[str, float]
-    # The number of devices that share the target.
+    # The number of devices.
     devices: int = 1
+    # The number of parts of the devices that share the rows. The devices of a part share the target.
+    data_parallel: int = 1
     # The seed of the weights, of the planted cycle and of the prompts.
     seed: int = 0
     # The ways to draft with a planted head.
@@ -88,25 +90,27 @@ class Case:
         quantize_draft: str | None = None,
         kv_dtype: str | None = None,
         devices: int = 1,
+        data_parallel: int = 1,
         **request,
     ) -> "Case":
         """A case of planted models.
 
         Args:
           target, draft: names of ``SHAPES``.
-          alpha, speed, devices, **request: the fields of the same names.
+          alpha, speed, devices, data_parallel, **request: the fields of the same names.
           dtype, quantize, kv_dtype: as in :func:`specjax.load`, for the target; dtype and kv_dtype for the draft too.
           quantize_draft: as ``quantize``, for the draft.
 
         Raises:
-          ValueError: there are too few devices, or the vocabularies differ.
+          ValueError: there are too few devices, or they can't be parted so, or the vocabularies differ.
         """
-        mesh = None if devices == 1 else parallel.mesh(devices)
+        mesh = None if devices == 1 else parallel.mesh(devices, data_parallel)
         shapes = SHAPES[target], SHAPES[draft]
         seed = request.get("seed", 0)
         big, small, successor = planted_pair(*shapes, alpha, seed=seed, dtype=jnp.dtype(dtype), mesh=mesh)
         big, small = _stored(big, quantize, kv_dtype), _stored(small, quantize_draft, kv_dtype)
-        return cls(big, small, successor, alpha, speed=speed, devices=devices, **request)
+        fixed: dict[str, Any] = dict(speed=speed, devices=devices, data_parallel=data_parallel)
+        return cls(big, small, successor, alpha, **fixed, **request)
 
     @classmethod
     def planted_head(
@@ -121,6 +125,7 @@ class Case:
         quantize: str | None = None,
         kv_dtype: str | None = None,
         devices: int = 1,
+        data_parallel: int = 1,
         **request,
     ) -> "Case":
         """A case whose drafter is an EAGLE-3 head of a published head's shape.
@@ -132,20 +137,20 @@ class Case:
           ways: of ``eagle.WAYS``.
           tree: the breadth of a dynamic tree, and the number of nodes of a tree.
           dtype, quantize, kv_dtype: as in :func:`specjax.load`, for the target; dtype for the head too.
-          speed, devices, **request: the fields of the same names.
+          speed, devices, data_parallel, **request: the fields of the same names.
 
         Raises:
           ValueError: a rate is out of range, there are too few devices, or the target is too small for so many depths.
         """
         table, seed = eagle.acceptance_table(acceptance, depths), request.get("seed", 0)
-        mesh = None if devices == 1 else parallel.mesh(devices)
+        mesh = None if devices == 1 else parallel.mesh(devices, data_parallel)
         lm, head, successor = planted_eagle3(SHAPES[target], table, seed, jnp.dtype(dtype), mesh=mesh)
         lm = _stored(lm, quantize, kv_dtype)
         head = dataclasses.replace(head, prefill_chunk=64)  # a sweep catches up by a few tokens before each run
         heads, tokens = eagle.by_head(head, table, ways, *tree), np.asarray(head.tokens)
         alpha = float(table[0, 0])
-        fixed: dict[str, Any] = dict(speed=speed, devices=devices, heads=heads, prompt_tokens=tokens)
-        return cls(lm, None, successor, alpha, **fixed, **request)
+        fixed: dict[str, Any] = dict(speed=speed, devices=devices, data_parallel=data_parallel)
+        return cls(lm, None, successor, alpha, heads=heads, prompt_tokens=tokens, **fixed, **request)
 
     @classmethod
     def planted_block_head(
@@ -207,7 +212,12 @@ class Case:
     @property
     def step_floor(self) -> float:
         """Seconds to read the weights of one step of the target once. Each device reads its own part."""
-        return measure.weight_bytes(self.target) / self.devices / self.speed["read"]
+        return measure.weight_bytes(self.target) / self.shares / self.speed["read"]
+
+    @property
+    def shares(self) -> int:
+        """The number of devices among which each copy of the target is cut."""
+        return self.devices // self.data_parallel
 
     @property
     def draft_floor(self) -> float:

@@ -59,7 +59,7 @@ def eight_bits(case: Case, table: Table) -> None:
       ValueError: the case's models are in eight bits already.
     """
     calls, floors = {}, {}
-    for role, lm, shares in (("target", case.target, case.devices), ("draft", case.draft, 1)):
+    for role, lm, shares in (("target", case.target, case.shares), ("draft", case.draft, 1)):
         width = tuning.least_tokens(lm, case.batch)
         for kind in (None, *quantized.KINDS):
             small = lm.quantize(kind) if kind else lm
