@@ -35,6 +35,32 @@ def in_range(value: Any, low: float, high: float = LARGEST_FLOAT) -> bool:
     return is_real(value) and bool(low <= value <= high)
 
 
+def check_count(name: str, value: Any, low: int = 1) -> int:
+    """The value, an integer of at least ``low``. Raises ValueError if it is none."""
+    if not (is_int(value) and value >= low):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    return int(value)
+
+
+def check_counts(low: int, **given: Any) -> None:
+    """Raises ValueError, which names the argument, unless all arguments are integers of at least ``low``."""
+    for name, value in given.items():
+        check_count(name, value, low)
+
+
+def check_number(name: str, value: Any, low: float, high: float = LARGEST_FLOAT) -> None:
+    """Raises ValueError, which names the argument, unless the value is a number from ``low`` to ``high``."""
+    if not in_range(value, low, high):
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+
+
+def check_switches(**given: Any) -> None:
+    """Raises ValueError, which names the argument, unless all arguments are True or False."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
 def per_row(name: str, value: Any, batch: int) -> list:
     """A list of ``batch`` values, one for each row.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.decode.arrays import fitted, leading_run, span, where_rows
+from specjax.decode.numeric import SMALLEST_FLOAT, check_counts, check_number, in_range, is_int
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafting import theory
 from specjax.drafting.base import static
@@ -79,11 +80,17 @@ class Heuristic(Unconditional):
 
     Args:
       start: tokens drafted in the first round.
-      smallest: the fewest tokens that are drafted.
+      smallest: the fewest tokens that are drafted. A round without a draft would teach the policy nothing.
+
+    Raises:
+      ValueError: unless both are integers of at least 1.
     """
 
     start: int = 5
     smallest: int = 1
+
+    def __post_init__(self):
+        check_counts(1, start=self.start, smallest=self.smallest)
 
     def init(self, batch: int, num_speculative_tokens: int) -> jax.Array:
         return jnp.full(batch, min(self.start, num_speculative_tokens), jnp.int32)
@@ -109,10 +116,16 @@ class Confidence:
 
     Args:
       threshold: the least confidence after which the chain goes on.
+
+    Raises:
+      ValueError: ``threshold`` is no number from 0 to 1.
     """
 
     by_probs: ClassVar[bool] = True
     threshold: float = 0.4
+
+    def __post_init__(self):
+        check_number("threshold", self.threshold, 0, 1)
 
     def init(self, batch: int, num_speculative_tokens: int) -> tuple:
         return ()
@@ -136,12 +149,12 @@ class EntropyGuided(Unconditional):
     draft's distribution before temperature and filters has this entropy (``Draft.entropy``).
 
     Args:
-      gamma_min: tokens drafted at entropy 1.
+      gamma_min: tokens drafted at entropy 1, at least one: a round without a draft would teach the policy nothing.
       gamma_max: tokens drafted at entropy 0. None: num_speculative_tokens.
       ema_beta: beta, the weight of the old average.
 
     Raises:
-      ValueError: unless 0 <= gamma_min <= gamma_max and 0 <= ema_beta < 1.
+      ValueError: unless gamma_min and gamma_max are integers, 1 <= gamma_min <= gamma_max, and 0 <= ema_beta < 1.
     """
 
     by_probs: ClassVar[bool] = True
@@ -151,9 +164,10 @@ class EntropyGuided(Unconditional):
 
     def __post_init__(self):
         high = self.gamma_max if self.gamma_max is not None else self.gamma_min
-        if not (0 <= self.gamma_min <= high and 0 <= self.ema_beta < 1):
+        sizes = is_int(self.gamma_min) and is_int(high) and 1 <= self.gamma_min <= high
+        if not (sizes and in_range(self.ema_beta, 0, 1) and self.ema_beta < 1):
             raise ValueError(
-                f"EntropyGuided needs 0 <= gamma_min <= gamma_max and 0 <= ema_beta < 1, got "
+                f"EntropyGuided needs integers 1 <= gamma_min <= gamma_max and 0 <= ema_beta < 1, got "
                 f"gamma_min={self.gamma_min!r}, gamma_max={self.gamma_max!r} and ema_beta={self.ema_beta!r}"
             )
 
@@ -184,12 +198,21 @@ class CostModel(Unconditional):
       weight: how many judged tokens the prior counts as.
       decay: the factor by which each round shrinks the evidence of the rounds before. So a row that stopped drafting
         forgets its evidence, and drafts again.
+
+    Raises:
+      ValueError: unless c is a number >= 0, prior and decay are numbers from 0 to 1, and weight is one above 0.
     """
 
     c: float
     prior: float = 0.7
     weight: float = 4.0
     decay: float = 0.95
+
+    def __post_init__(self):
+        check_number("c", self.c, 0)
+        check_number("prior", self.prior, 0, 1)
+        check_number("weight", self.weight, SMALLEST_FLOAT)
+        check_number("decay", self.decay, 0, 1)
 
     def init(self, batch: int, num_speculative_tokens: int) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32)  # tokens accepted and judged
@@ -295,7 +318,8 @@ class Adaptive:
 
     def sizes(self, num_speculative_tokens: int) -> list[int]:
         """The draft lengths that are compiled: 1, 2, 4, ... and K."""
-        return [*(1 << i for i in range((num_speculative_tokens - 1).bit_length())), num_speculative_tokens]
+        below = max(num_speculative_tokens - 1, 0)
+        return [*(1 << i for i in range(below.bit_length())), num_speculative_tokens]
 
 
 jax.tree_util.register_dataclass(Adaptive, data_fields=["drafter"], meta_fields=["policy"])

@@ -17,6 +17,7 @@ from specjax.decode import round as rounds
 from specjax.decode.arrays import span
 from specjax.decode.decoder import Decoder
 from specjax.decode.history import put
+from specjax.decode.numeric import check_count
 from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
 from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
 from specjax.drafters.draft_model import check_draft_model
@@ -58,7 +59,7 @@ class Cascade(FixedWidth):
       any_tokenizer: drafts although the tokenizer of ``lm`` differs from the target's, as in ``DraftModel``.
 
     Raises:
-      ValueError: num_speculative_tokens is below 1, or prefill_chunk is no integer of at least 1.
+      ValueError: num_speculative_tokens or prefill_chunk is no integer of at least 1.
     """
 
     inner: Drafter
@@ -68,9 +69,7 @@ class Cascade(FixedWidth):
     any_tokenizer: bool = False
 
     def __post_init__(self):
-        size = self.num_speculative_tokens
-        if isinstance(size, int) and size < 1:
-            raise ValueError(f"a cascade's own num_speculative_tokens must be at least 1, got {size}")
+        check_count("a cascade's own num_speculative_tokens", self.num_speculative_tokens)
         check_chunk(self.prefill_chunk)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:

@@ -5,12 +5,14 @@ MLP sublayers is Draft & Verify (Zhang et al. 2024).
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import jax
 
+from specjax.decode.numeric import check_count, is_int
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import Stateless, static
-from specjax.drafting.draw_chain import draw_chain
+from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
@@ -29,6 +31,9 @@ class LayerSkip(Stateless):
       skip_attention: the numbers of the layers whose attention is left out.
       skip_mlp: the numbers of the layers whose MLP is left out.
       temperature: replaces the request's temperature while drafting. None: the request's.
+
+    Raises:
+      ValueError: a field is of another kind. By ``plan``: the target has no layer of a number.
     """
 
     exit_layer: int | None = None
@@ -38,14 +43,20 @@ class LayerSkip(Stateless):
 
     def __post_init__(self):
         for name in ("skip_attention", "skip_mlp"):  # a list has no hash, and static fields need one
-            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
+            layers = getattr(self, name)
+            if not (isinstance(layers, Iterable) and all(map(is_int, layers := tuple(layers)))):
+                raise ValueError(f"{name} must be a list of numbers of layers, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, tuple(sorted(set(layers))))
+        if self.exit_layer is not None:
+            check_count("exit_layer", self.exit_layer)
+        check_temperature(self.temperature)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         layers = target.num_layers
         if self.exit_layer is not None and not 1 <= self.exit_layer <= layers:
             raise ValueError(f"exit_layer must be from 1 to the target's {layers} layers, got {self.exit_layer!r}")
         for name in ("skip_attention", "skip_mlp"):
-            outside = [i for i in getattr(self, name) if not (isinstance(i, int) and 0 <= i < layers)]
+            outside = [i for i in getattr(self, name) if not 0 <= i < layers]
             if outside:
                 raise ValueError(f"{name} must name layers 0 to {layers - 1} of the target, got {outside[0]!r}")
         return super().plan(target, num_speculative_tokens)

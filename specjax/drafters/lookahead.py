@@ -30,6 +30,7 @@ import numpy as np
 
 from specjax.decode.arrays import span, where_rows
 from specjax.decode.draft_shape import FixedTreeShape
+from specjax.decode.numeric import is_int
 from specjax.decode.sampling import NO_TOKEN
 from specjax.decode.types import DecodeState, Draft, Outcome, Plan
 from specjax.drafting.base import FixedWidth, static
@@ -76,7 +77,7 @@ class Lookahead(FixedWidth):
 
     def __post_init__(self):
         sizes = self.window, self.guesses, self.slots
-        if not all(isinstance(x, int) and x >= 1 for x in sizes) or self.slots < max(self.window, self.guesses):
+        if not all(is_int(x) and x >= 1 for x in sizes) or self.slots < max(self.window, self.guesses):
             raise ValueError(
                 "lookahead needs integers window and guesses of at least 1, and as many slots as either, got "
                 f"window={self.window!r}, guesses={self.guesses!r}, slots={self.slots!r}"

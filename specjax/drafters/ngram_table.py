@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decode.numeric import check_count
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent
-from specjax.drafting.draw_chain import draw_chain
+from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models.cache import KVCache
 from specjax.models.model import Model
 
@@ -27,6 +28,9 @@ class NGramTable(OftenSilent):
     logprobs: jax.Array = dataclasses.field(repr=False)
     # Replaces the request's temperature while drafting. None: the request's.
     temperature: float | None = None
+
+    def __post_init__(self):
+        check_temperature(self.temperature)
 
     @classmethod
     def count(
@@ -47,11 +51,12 @@ class NGramTable(OftenSilent):
           temperature: replaces the request's temperature while drafting. None: the request's.
 
         Raises:
-          ValueError: ``order`` is neither 1 nor 2, ``keep`` is below 1, an id is outside the vocabulary, or the corpus
-            has nothing to count.
+          ValueError: ``order`` is neither 1 nor 2, ``keep`` is no integer of at least 1, an id is outside the
+            vocabulary, or the corpus has nothing to count.
         """
-        if order not in (1, 2) or keep < 1:
-            raise ValueError(f"order must be 1 or 2 and keep at least 1, got {order!r} and {keep!r}")
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order!r}")
+        check_count("keep", keep)
         texts = [np.asarray(s, np.int64) for s in sequences]
         # Each pair is a context and the token after it. The one context of unigrams has the number 0.
         pairs = [np.stack([t[:-1] if order == 2 else np.zeros_like(t), t[1:] if order == 2 else t]) for t in texts]

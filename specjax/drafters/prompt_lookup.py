@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.ngram import longest_match
+from specjax.decode.numeric import is_int
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent, static
 from specjax.models.cache import KVCache
@@ -36,7 +37,7 @@ class PromptLookup(OftenSilent):
 
     def __post_init__(self):
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
+        if not (is_int(low) and is_int(high) and 1 <= low <= high):
             raise ValueError(
                 f"prompt lookup needs integers 1 <= prompt_lookup_min <= prompt_lookup_max, got {low!r} and {high!r}"
             )

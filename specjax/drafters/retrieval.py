@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode.arrays import span
+from specjax.decode.numeric import check_counts
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import OftenSilent
 from specjax.drafting.datastore import Datastore
@@ -52,12 +53,14 @@ class Retrieval(OftenSilent):
           candidates: how many places of a match vote.
 
         Raises:
-          ValueError: unless 1 <= retrieval_min <= retrieval_max <= Datastore.DEPTH and candidates >= 1.
+          ValueError: unless all three are integers, 1 <= retrieval_min <= retrieval_max <= Datastore.DEPTH, and
+            candidates >= 1.
         """
-        if not (1 <= retrieval_min <= retrieval_max <= Datastore.DEPTH and candidates >= 1):
+        check_counts(1, retrieval_max=retrieval_max, retrieval_min=retrieval_min, candidates=candidates)
+        if not retrieval_min <= retrieval_max <= Datastore.DEPTH:
             raise ValueError(
-                f"retrieval needs 1 <= retrieval_min <= retrieval_max <= {Datastore.DEPTH} and candidates >= 1, got "
-                f"{retrieval_min!r}, {retrieval_max!r} and {candidates!r}"
+                f"retrieval needs retrieval_min <= retrieval_max <= {Datastore.DEPTH}, got {retrieval_min!r} and "
+                f"{retrieval_max!r}"
             )
         tokens, order = jnp.asarray(np.asarray(datastore.tokens)), jnp.asarray(np.asarray(datastore.order))
         return cls(tokens, order, int(np.max(datastore.tokens)), retrieval_max, retrieval_min, candidates)

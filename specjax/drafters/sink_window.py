@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import span
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import check_count
 from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import Stateless, static
-from specjax.drafting.draw_chain import draw_chain
+from specjax.drafting.draw_chain import check_temperature, draw_chain
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
 from specjax.models.model import Model, check_no_encoder
@@ -34,7 +34,7 @@ class SinkWindow(Stateless):
       temperature: replaces the request's temperature while drafting. None: the request's.
 
     Raises:
-      ValueError: ``sink`` is no integer >= 0, or ``window`` is no integer >= 1.
+      ValueError: ``sink`` is no integer >= 0, ``window`` is no integer >= 1, or ``temperature`` is no number from 0 on.
     """
 
     sink: int = 4
@@ -42,10 +42,9 @@ class SinkWindow(Stateless):
     temperature: float | None = None
 
     def __post_init__(self):
-        for name, low in (("sink", 0), ("window", 1)):
-            value = getattr(self, name)
-            if not is_int(value) or value < low:
-                raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+        check_count("sink", self.sink, 0)
+        check_count("window", self.window)
+        check_temperature(self.temperature)
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         check_no_encoder(target, "SinkWindow")

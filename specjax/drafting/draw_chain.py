@@ -10,7 +10,7 @@ from jax import lax
 
 from specjax.decode import random, sampling
 from specjax.decode.arrays import row_at, span
-from specjax.decode.numeric import STRONGEST, in_range
+from specjax.decode.numeric import STRONGEST, check_number
 from specjax.decode.types import DecodeState, Draft
 from specjax.verify import pieces as chain
 
@@ -132,10 +132,10 @@ def check_temperature(temperature: Any) -> None:
     """Checks a draft's temperature.
 
     Raises:
-      ValueError: ``temperature`` is a number, and no finite number from 0 to ``STRONGEST``.
+      ValueError: ``temperature`` is neither None nor a finite number from 0 to ``STRONGEST``.
     """
-    if isinstance(temperature, float | int) and not in_range(temperature, 0, STRONGEST):
-        raise ValueError(f"draft temperature must be a number from 0 to {STRONGEST:g}, got {temperature!r}")
+    if temperature is not None:
+        check_number("draft temperature", temperature, 0, STRONGEST)
 
 
 def spreading(tokens: jax.Array | None, vocab: int) -> Callable[[jax.Array], jax.Array]:

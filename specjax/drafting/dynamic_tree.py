@@ -11,6 +11,7 @@ from specjax.decode import sampling
 from specjax.decode.arrays import span
 from specjax.decode.draft_shape import GrownTreeShape
 from specjax.decode.likeliest import top_k
+from specjax.decode.numeric import check_count
 from specjax.decode.types import Draft
 from specjax.drafting.base import static
 from specjax.drafting.draw_chain import at_temperature, spreading
@@ -43,9 +44,7 @@ class DynamicTree:
 
     def __post_init__(self):
         for name in ("breadth", "nodes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} of a dynamic tree must be an integer of at least 1, got {value!r}")
+            check_count(f"{name} of a dynamic tree", getattr(self, name))
 
     @property
     def most(self) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specjax import drafters
+from specjax.decode import numeric
 from specjax.decode.decoder import Decoder
 from specjax.engine import sizes
 from specjax.engine.commands import Commands
@@ -92,9 +93,9 @@ class Engine:
     ):
         if not isinstance(lm, LM):
             raise ValueError(f"lm must be a model, as specjax.load gives it, got {lm!r}")
-        sizes.check_counts(1, slots=slots, capacity=capacity, max_waiting=max_waiting)
-        sizes.check_counts(0, max_logprobs=max_logprobs, max_listed=max_listed)
-        sizes.check_switches(exact=exact, overcommit=overcommit, prefix_cache=prefix_cache)
+        numeric.check_counts(1, slots=slots, capacity=capacity, max_waiting=max_waiting)
+        numeric.check_counts(0, max_logprobs=max_logprobs, max_listed=max_listed)
+        numeric.check_switches(exact=exact, overcommit=overcommit, prefix_cache=prefix_cache)
         sizes.check_chunk(prefill_chunk)
         if overcommit and calls is not None:
             raise ValueError("overcommit=True needs the memory of one host: an engine over processes can't have it")
@@ -113,7 +114,7 @@ class Engine:
         tokens = kv.room(-(-(self.capacity + self.decoder.headroom + chunk) // PAGE) * PAGE)
         headroom = self.decoder.headroom + sizes.further_room(self.decoder)
         own, parts = -(-(self.capacity + headroom) // PAGE), sizes.parts(lm, slots)
-        wanted = own * slots if kv_tokens is None else -(-sizes.check_count("kv_tokens", kv_tokens) // PAGE)
+        wanted = own * slots if kv_tokens is None else -(-numeric.check_count("kv_tokens", kv_tokens) // PAGE)
         pages = -(-wanted // parts)  # of each part of the mesh, which has a null page too
         self.kv_tokens = pages * parts * PAGE  # that fit into all pages
         # The most tokens of one request.

@@ -7,33 +7,13 @@ import jax
 import numpy as np
 
 from specjax.decode.decoder import Decoder
-from specjax.decode.numeric import is_int, per_row
+from specjax.decode.numeric import check_count, per_row
 from specjax.engine import programs
 from specjax.generation.job import Job
 from specjax.generation.known_ids import known_ids
 from specjax.models import axes
 from specjax.models.cache import PAGE
 from specjax.models.lm import LM
-
-
-def check_count(name: str, value: Any, low: int = 1) -> int:
-    """The value, an integer of at least ``low``. Raises ValueError if it is none."""
-    if not (is_int(value) and value >= low):
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
-    return int(value)
-
-
-def check_counts(low: int, **given: Any) -> None:
-    """Raises ValueError, which names the argument, unless all arguments are integers of at least ``low``."""
-    for name, value in given.items():
-        check_count(name, value, low)
-
-
-def check_switches(**given: Any) -> None:
-    """Raises ValueError, which names the argument, unless all arguments are True or False."""
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_chunk(prefill_chunk: Any) -> None:

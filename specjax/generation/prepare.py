@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from specjax.decode import random
+from specjax.decode import numeric, random
 from specjax.decode.decoder import Decoder
 from specjax.decode.numeric import is_int
 from specjax.decode.types import Drafter, Plan, Verifier
@@ -19,6 +19,7 @@ from specjax.text.chat import is_conversation
 from specjax.text.text_stream import check_unicode
 from specjax.verify import VERIFIERS
 
+SWITCHES = ("allow_unknown_ids", "ignore_eos", "chat", "lossy")  # the options that are True or False
 DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
 
 
@@ -37,6 +38,7 @@ def job_of(
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
     _check_no_beams(options)
+    numeric.check_switches(**{name: getattr(options, name) for name in SWITCHES})
     drafter, verifier, size = _decoding(lm, options)
     _check_stops(lm, options)
     logprobs.check(options.logprobs)
@@ -108,6 +110,8 @@ def _named(option: str, value: Any, table: dict[str, Any], method: str) -> Any:
       ValueError: the value is neither.
     """
     value = table.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, type) and hasattr(value, method):
+        raise ValueError(f"{option} must be an object, and {value.__name__} is a class; give {value.__name__}(...)")
     if not hasattr(value, method):
         raise ValueError(
             f"{option} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"

@@ -4,9 +4,10 @@ The arrays are NumPy's, apart from the random keys. A compiled program takes the
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.decode import random
@@ -190,6 +191,8 @@ def _logit_bias(value: Any, batch: int, vocab: int, unknown: Sequence[int]) -> T
         return None
     listed = []
     for entries in rows:
+        if not isinstance(entries, Mapping | None):
+            raise ValueError(f"logit_bias must map token ids to numbers, got {entries!r:.200}")
         for token, amount in (entries or {}).items():
             if not (is_int(token) and 0 <= token < vocab):
                 raise ValueError(f"logit_bias maps token ids below {vocab} to numbers, got {token!r}: {amount!r}")
@@ -210,19 +213,20 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> An
 
     A row of NO_TOKEN alone allows all tokens. The result is None if every row allows all tokens.
     """
+    value = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
     rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
     if all(row is None for row in rows):
         return None
     listed: list[list[int]] = []
     for row, given in enumerate(rows):
-        ids = None if given is None else sorted(set(given))
+        ids = None if given is None else list(given) if isinstance(given, Iterable) else []
         if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(
                 f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {given!r}; give ids of the "
                 "vocabulary, or None to allow every token"
             )
-        listed.append([token for token in ids or () if known is None or known[token]])
+        listed.append([token for token in sorted(set(ids or ())) if known is None or known[token]])
         if ids is not None and not listed[-1]:
             raise ValueError(
                 f"allowed_token_ids of row {row} must hold an id that the tokenizer has, got {given!r}; "

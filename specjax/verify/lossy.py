@@ -14,6 +14,7 @@ from jax.scipy.special import entr
 
 from specjax.decode import random
 from specjax.decode.arrays import leading_run, row_at, span, token_probs
+from specjax.decode.numeric import in_range
 from specjax.decode.types import Draft, Verdict
 from specjax.verify import pieces as chain
 
@@ -121,5 +122,5 @@ class TypicalAcceptance(_RedrawsWithOneKey):
 
 
 def _check_fraction(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value <= 1:
+    if not (in_range(value, 0, 1) and value > 0):
         raise ValueError(f"{name} must be a number above 0 and at most 1, got {value!r}")

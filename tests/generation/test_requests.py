@@ -6,9 +6,11 @@ import pytest
 
 from specjax import generate, stream, testing, warmup
 from specjax.decode import numeric
+from specjax.drafters import PromptLookup
 from specjax.generation import requests
 from specjax.generation.generate import prepare
 from specjax.generation.job import Job
+from specjax.verify.rejection import Rejection
 
 LM = testing.tiny_lm(0, eos_token_ids=(7,))
 PROMPT = [[1, 2, 3]]
@@ -34,11 +36,13 @@ def job(prompts=PROMPT, **options):
         "num_speculative_tokens": ["num_speculative_tokens", -1, 2.0, "4", True, None],
         "seed": ["seed", -1, 1.5, "a", True, 1 << 64, [-(1 << 63)]],
         "eos_token_id": ["eos_token_id", 50, -1, "a", [1, 50]],
-        "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}, {1: 1e39}, {1: -1e39}, {1: np.inf}],
-        "allowed_token_ids": ["allowed_token_ids", [], [50], [-1]],
+        "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}, {1: 1e39}, {1: -1e39}, {1: np.inf},
+                       5, [[(1, 2.0)]]],  # fmt: skip
+        "allowed_token_ids": ["allowed_token_ids", [], [50], [-1], 5, [["a"]], np.array([50, 3])],
         "capacity": ["capacity", 1, 1.5, "a", True],
-        "drafter": ["drafter", "nope", 3],
-        "verifier": ["verifier", "nope", 3],
+        "drafter": ["drafter", "nope", 3, PromptLookup],
+        "verifier": ["verifier", "nope", 3, Rejection],
+        **{name: [name, "no", 1] for name in ("allow_unknown_ids", "ignore_eos", "chat", "lossy")},
         "stop": ["stop", "x", "", [""]],
     }.items(),
     ids=lambda x: x if isinstance(x, str) else "",

@@ -62,7 +62,7 @@ DRAFTERS = {
     "lookup, else twin": drafters.FirstOf(PromptLookup(), TWIN),
     "twin, heuristic": Adaptive(TWIN, drafters.Heuristic(start=1)),
     "twin, confidence": Adaptive(TWIN, drafters.Confidence(0.45)),
-    "twin, entropy": Adaptive(TWIN, drafters.EntropyGuided(gamma_min=0, ema_beta=0.5)),
+    "twin, entropy": Adaptive(TWIN, drafters.EntropyGuided(gamma_min=1, ema_beta=0.5)),
     "twin, cost model": Adaptive(TWIN, drafters.CostModel(c=0.5)),
     "tree": TreeModel(TWIN.lm, (2, 2, 1), prefill_chunk=4),
     "tree, replaced": TreeModel(TWIN.lm, FixedTree(from_widths((2, 2, 1)), with_replacement=True), prefill_chunk=4),
