@@ -16,13 +16,15 @@ from cli.prompt_files import read_prompts
 
 import specjax
 from specjax.drafters import DraftModel, NoDraft
+from specjax.drafting import theory
 from specjax.generation.compilation import compilation_cache_of_script
 from specjax.generation.prompts import encode_prompts
 from specjax.measure.benchmark.timed import side_by_side
-from specjax.measure.prediction import Prediction, Trial
+from specjax.measure.trial import Trial
 from specjax.report.progress import say
 
 TABLES = ("unigram", "bigram")  # drafts that are counted in --corpus
+MAX_K = 16  # the most that "best K" may be
 HEADER = (
     "draft", "T", "K", "alpha", "coverage", "c", "verify", "best K", "tokens by eq. 1", "tokens", "by theorem 3.8",
     "speedup",
@@ -72,12 +74,13 @@ def rows(draft: str, trial: Trial, alphas: dict, plain: dict) -> list[tuple]:
     """
     c, verify = trial.costs()
     found = []
-    for temperature, (alpha, coverage) in alphas.items():
-        theory = Prediction((alpha.mean or 0.0) * coverage, c, trial.size)
+    for temperature, (of_drafts, coverage) in alphas.items():
+        alpha = (of_drafts.mean or 0.0) * coverage  # a prefix without a draft counts as 0
         speed, tokens = trial.speed(temperature)
-        spread = f"{theory.alpha:.3f}" + ("" if alpha.error is None else f" ± {alpha.error * coverage:.3f}")
-        found.append((draft, f"{temperature:g}", trial.size, spread, f"{coverage:.2f}", c, verify, theory.best_size,
-                      theory.tokens, tokens, theory.speedup, speed / plain[temperature]))  # fmt: skip
+        spread = f"{alpha:.3f}" + ("" if of_drafts.error is None else f" ± {of_drafts.error * coverage:.3f}")
+        found.append((draft, f"{temperature:g}", trial.size, spread, f"{coverage:.2f}", c, verify,
+                      theory.best_gamma(alpha, c, MAX_K), theory.expected_tokens(alpha, trial.size), tokens,
+                      theory.walltime_factor(alpha, trial.size, c), speed / plain[temperature]))  # fmt: skip
     return found
 
 

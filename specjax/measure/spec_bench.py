@@ -11,7 +11,6 @@ github.com/hemingkx/Spec-Bench, commit fd2c1cd:
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 from specjax.generation.generate import prepare
 from specjax.models.lm import LM
+from specjax.offline.json_lines import JsonLines
+
+BEGINNING = '{"drafter": '  # of every line of answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Theirs:
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if not self._warm:
+        if not self._warm:  # a few tokens load all that there is to load: eager PyTorch compiles nothing
             self._peer.call(prompt, min(self._count, 8), **self._settings, **sampling)
             self._warm = True
         self._peer.torch.manual_seed(seed)
@@ -166,35 +168,20 @@ class Records:
       about: the settings of the run. They stand in the first line.
 
     Raises:
-      ValueError: the file holds the records of a run with other settings.
+      ValueError: the file holds other lines than records, or the records of a run with other settings.
     """
 
     def __init__(self, path: Path | None, about: dict[str, Any]):
-        self._path = path
         self.found: dict[tuple[str, float, int], Record] = {}
-        if path is None:
-            return
-        head, text = json.dumps(about), path.read_text("utf-8") if path.is_file() else ""
-        whole = text[: text.rfind("\n") + 1]  # a run that was killed may leave half a line
-        lines = whole.split("\n")
-        if whole and lines[0] != head:
-            raise ValueError(
-                f"{path} holds answers of a run with other settings: {lines[0]:.400}; give another file, or these "
-                f"settings. Now: {head}"
-            )
-        with open(path, "ab") as file:
-            file.truncate(len(whole.encode()))
-            if not whole:
-                file.write(head.encode() + b"\n")
-        for line in lines[1:-1]:
-            record = Record(**json.loads(line))
-            self.found[record.key] = record
+        self._lines = None if path is None else JsonLines(path, BEGINNING, lambda one: self._keep(Record(**one)), about)
+
+    def _keep(self, record: Record) -> None:
+        self.found[record.key] = record
 
     def add(self, record: Record) -> None:
-        self.found[record.key] = record
-        if self._path is not None:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+        self._keep(record)
+        if self._lines is not None:
+            self._lines.add(dataclasses.asdict(record))
 
 
 def figures(records: Iterable[Record], temperature: float) -> dict[str, dict[str, dict[str, float]]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from specjax.engine.engine import Engine
+from specjax.offline.json_lines import JsonLines
 from specjax.offline.rows import Row, answers, row_of
 from specjax.report import progress
 
-BEGINNING = b'{"id": '  # of every line of answers
+BEGINNING = '{"id": '  # of every line of answers
 
 
 @dataclasses.dataclass
@@ -80,15 +81,12 @@ def fill(
     """
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target} is the file of rows itself; give another file for the answers")
-    known, end = _known(target)
+    known: set[str | int] = set()
+    out = JsonLines(target, BEGINNING, lambda found: known.add(found["id"]))
     totals = Totals(found=len(known))
-    with (
-        open(target, "ab", buffering=0) as out,  # without a buffer a line is written whole or not at all
-        progress.bar(desc="rows", total=_lines(source), unit=" rows", initial=len(known)) as line,
-    ):
-        out.truncate(end)
+    with progress.bar(desc="rows", total=_lines(source), unit=" rows", initial=len(known)) as line:
         for found in answer(_missing(source, known, defaults or {}, seed)):
-            out.write(json.dumps(found).encode() + b"\n")
+            out.add(found)
             totals.count(found)
             line.set_postfix(tokens=totals.tokens, errors=totals.errors, refresh=False)
             line.update()
@@ -117,27 +115,6 @@ def _missing(source: Path, known: set[str | int], defaults: dict[str, Any], seed
         seen.add(row.id)
         if row.id not in known:
             yield row
-
-
-def _known(target: Path) -> tuple[set[str | int], int]:
-    """The ids in a file of answers, and the end of its last whole line. Raises ValueError if it holds other lines."""
-    known: set[str | int] = set()
-    end = 0
-    if not target.exists():
-        return known, end
-    with open(target, "rb") as file:
-        for number, text in enumerate(file, 1):
-            whole = text.endswith(b"\n")
-            if not (text.startswith(BEGINNING) or (not whole and BEGINNING.startswith(text))):
-                raise ValueError(f"{target}, line {number} is no answer of an earlier run; give another file")
-            if not whole:
-                break
-            try:
-                known.add(json.loads(text)["id"])
-            except ValueError as problem:
-                raise ValueError(f"{target}, line {number} is damaged: {problem}; remove the line") from problem
-            end += len(text)
-    return known, end
 
 
 def _lines(source: Path) -> int | None:

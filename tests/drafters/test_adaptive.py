@@ -96,8 +96,8 @@ def test_what_a_policy_is_told_is_the_law_of_the_logits_whatever_sharpens_q():
 @pytest.mark.parametrize("drafter", [PromptLookup(), Jacobi(), FirstOf(PromptLookup(), Oracle.of([[1, 2]]))])
 def test_policies_of_probabilities_refuse_drafters_without_any(policy, drafter):
     with pytest.raises(ValueError, match=f"{type(policy).__name__}.*{type(drafter).__name__}.*no probabilities"):
-        specjax.generate(LM, [[1, 2]], drafter=Adaptive(drafter, policy))
-    specjax.generate(LM, [[1, 2]], drafter=Adaptive(drafter, Heuristic()), max_new_tokens=2)
+        specjax.prepare(LM, [[1, 2]], drafter=Adaptive(drafter, policy))
+    specjax.prepare(LM, [[1, 2]], drafter=Adaptive(drafter, Heuristic()))
 
 
 def test_entropy_moves_k_between_its_bounds():

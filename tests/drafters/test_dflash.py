@@ -11,7 +11,6 @@ from dflash_heads import CONFIG, TARGET, draft_of, random_head
 
 import specjax
 from specjax.decode import round as rounds
-from specjax.drafters import Cascade
 from specjax.generation.generate import prepare
 from specjax.models import cache as kv
 from specjax.models.heads.dflash_head import DFlashHead, DFlashHeadConfig
@@ -73,20 +72,6 @@ def test_what_follow_and_commit_keep_is_what_resume_makes_of_the_whole_text():
     for row, (kept, length) in enumerate(zip(behind.lengths.tolist(), state.lengths.tolist(), strict=True)):
         for found, wanted in zip(made.keys + made.values, state.drafter.keys + state.drafter.values, strict=True):
             np.testing.assert_allclose(found[row, :, kept : length - 1], wanted[row, :, kept : length - 1], atol=1e-4)
-
-
-@pytest.mark.slow
-def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
-    """The head then catches up round by round, in chunks that would not fit past the last tokens."""
-    drafter = Cascade(dataclasses.replace(random_head(), prefill_chunk=64), TARGET, 3)
-
-    def head_state(capacity):
-        options = dict(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
-        job = prepare(TARGET, [[i % 12 for i in range(100)]], **options)
-        own = jax.device_get(job.decoder.run(job.start()).drafter.inner)
-        return own.keys[0][:, :, : int(own.lengths[0])]
-
-    np.testing.assert_allclose(head_state(None), head_state(384), atol=1e-4)
 
 
 def test_a_head_for_another_model_is_refused():

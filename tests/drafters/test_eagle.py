@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import specjax
 from specjax.checkpoints import trained_drafters as files
 from specjax.decode import round as rounds
-from specjax.drafters import Cascade, Eagle, FirstOf, PromptLookup
+from specjax.drafters import Eagle, FirstOf, PromptLookup
 from specjax.generation.generate import prepare
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.testing import tiny_lm
@@ -46,20 +46,6 @@ def test_the_prompt_is_read_along_with_the_target():
     own = job.start().drafter
     assert own.ready.tolist() == [len(p) > 1 for p in prompts]
     assert own.cache.lengths.tolist() == [len(p) - 1 for p in prompts]
-
-
-@pytest.mark.slow
-def test_under_a_cascade_the_head_is_right_to_the_end_of_its_buffers():
-    """The head then catches up round by round, in chunks that would not fit past the last tokens."""
-    drafter = Cascade(dataclasses.replace(random_head(), prefill_chunk=64), TARGET, 3)
-
-    def head_state(capacity):
-        options = dict(drafter=drafter, num_speculative_tokens=3, max_new_tokens=24, capacity=capacity)
-        job = prepare(TARGET, [[i % 12 for i in range(100)]], **options)
-        state = jax.device_get(job.decoder.run(job.start()).drafter.inner.cache)
-        return state.keys[0][:, :, : int(state.lengths[0])]
-
-    np.testing.assert_allclose(head_state(None), head_state(384), atol=1e-4)
 
 
 @pytest.mark.parametrize("prompt", [[2], [2, 5, 4, 2, 5]])

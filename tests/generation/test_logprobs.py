@@ -73,12 +73,12 @@ def test_a_stream_says_the_same_with_each_token(drafter):
     (False, False, None), (1, True, 1), *(pytest.param(x, True, None, marks=pytest.mark.slow) for x in (True, 0))
 ])  # fmt: skip
 def test_what_is_not_asked_for_is_not_computed(asked, own, best):
-    out = generate(LM, PROMPTS, logprobs=asked, **given("twin"))
+    out = generate(LM, PROMPTS, logprobs=asked, **given("plain"))
     assert (out.logprobs is not None) == own and (out.top_logprobs is not None) == (best is not None)
-    events = stream(LM, PROMPTS, logprobs=asked, **given("twin"))
+    events = stream(LM, PROMPTS, logprobs=asked, **given("plain"))
     event = next(events)
     assert (event.logprob is not None) == own and (event.top_logprobs is not None) == (best is not None)
-    job = prepare(LM, PROMPTS, logprobs=asked, **given("twin"))
+    job = prepare(LM, PROMPTS, logprobs=asked, **given("plain"))
     state, info = jax.eval_shape(lambda: job.decoder.round(job.start()))
     assert (state.history.logprobs is not None) == own
     for held in (state.history.top, info.top):
@@ -88,7 +88,7 @@ def test_what_is_not_asked_for_is_not_computed(asked, own, best):
 def test_one_is_not_true_though_python_thinks_them_equal():
     """Compiled programs are looked up by the equality of their static arguments."""
     for asked in (True, 1, True, 0, False):
-        out = generate(LM, PROMPTS, logprobs=asked, **given("twin"))
+        out = generate(LM, PROMPTS, logprobs=asked, **given("plain"))
         assert (out.top_logprobs is not None) == (asked is not True and asked == 1)
 
 

@@ -83,10 +83,7 @@ def test_no_drafter_and_no_target_emits_an_id_that_the_tokenizer_lacks(drafter):
 
 
 LAWS = [("plain", "rejection"), ("tree", "rejection")]
-LAWS += [
-    pytest.param("noisy twin", v, marks=() if v == "rejection" else pytest.mark.slow)
-    for v in testing.lossless_verifiers()
-]
+LAWS += [pytest.param("noisy twin", v, marks=pytest.mark.slow) for v in testing.lossless_verifiers()]
 
 
 @pytest.mark.parametrize("drafter, verifier", LAWS)
@@ -130,7 +127,7 @@ def test_a_callers_own_allowed_ids_are_cut_to_the_known_ones():
 def test_a_prompt_with_an_unknown_id_is_refused(unknown):
     with pytest.raises(ValueError, match=rf"prompt 1 has token id {unknown}, .*tokenizer.*allow_unknown_ids=True"):
         generate(LM, [[1], [1, unknown]])
-    generate(LM, [[1], [1, unknown]], max_new_tokens=1, allow_unknown_ids=True)
+    prepare(LM, [[1], [1, unknown]], allow_unknown_ids=True)
 
 
 def test_a_models_own_stop_token_can_end_a_row_whatever_the_tokenizer_says():

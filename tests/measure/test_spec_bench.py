@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from cli.prompt_files import read_questions
@@ -77,6 +78,47 @@ def test_figures_are_means_over_questions():
     assert spec_bench.markdown(found).splitlines()[-1] == "| fast | 1.50 | 1.00 | 1.33 | 3.20 | 26.7 | 2 of 3 |"
 
 
+class Machine:
+    """A clock that runs by the tokens that are made, and two loops that make tokens on it."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.calls, self.torch = 0, [], SimpleNamespace(manual_seed=lambda seed: None)
+        monkeypatch.setattr(spec_bench.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(spec_bench, "prepare", self.prepare)
+
+    def spend(self, what, count):
+        self.calls.append(what)
+        self.now += count
+
+    def call(self, prompt, count, **settings):
+        """What a peer does."""
+        self.spend(count, count)
+        return [1] * count, SimpleNamespace(times=[0] * (count + 1))
+
+    def prepare(self, lm, prompts, **options):
+        """A job, which can only be warmed up and run."""
+        shape, metrics = (1, -(-len(prompts[0]) // 64) * 64), SimpleNamespace(num_steps=20)
+        out = SimpleNamespace(tokens=[[1] * 30], metrics=[metrics])
+        return SimpleNamespace(
+            tokens=SimpleNamespace(shape=shape), chunk=64, warmup=lambda: self.spend("warmup", 1000),
+            generate=lambda: self.spend("generate", 30) or out,
+        )  # fmt: skip
+
+
+def test_specjax_is_warmed_up_for_each_program_and_a_peer_once_by_a_few_tokens(monkeypatch):
+    """A peer compiles nothing, and a turn takes it seconds. No warm-up counts as time of an answer."""
+    machine = Machine(monkeypatch)
+    asked = [([1] * 50, 0.0), ([1] * 60, 0.0), ([1] * 70, 0.0), ([1] * 70, 1.0), ([1] * 50, 0.0)]
+    peer = spec_bench.Theirs("peer", "peer", machine, 30, [2])
+    assert {peer.answer(prompt, temperature, 0)[1:] for prompt, temperature in asked} == {(30, 30)}
+    assert machine.calls == [8, 30, 30, 30, 30, 30]
+    machine.calls.clear()
+    ours = spec_bench.Ours("ours", "ours", None)
+    assert {ours.answer(prompt, temperature, 0)[1:] for prompt, temperature in asked} == {(20, 30)}
+    new, known = ["warmup", "generate"], ["generate"]
+    assert machine.calls == new + known + new + new + known
+
+
 def test_questions_are_spread_over_each_task(questions, tmp_path):
     assert [q.question_id for q in read_questions(questions)] == [1, 3, 2, 4]
     many = [json.dumps({**QUESTIONS[1], "question_id": i}) for i in range(9)]
@@ -110,7 +152,7 @@ def test_a_run_goes_on_where_it_was_stopped(questions, tmp_path, capsys, monkeyp
     assert module.main(args) == 0 and asked == ["prompt lookup, 3..2"]
     assert len(answers.read_text().splitlines()) == 5
     assert module.main([*args, "--max-new-tokens", "7"]) == 2 and len(asked) == 1
-    assert "answers of a run with other settings" in capsys.readouterr().err
+    assert "the settings with which this file was begun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args, named", [

@@ -77,7 +77,7 @@ def test_the_kernel_is_the_plain_function(kernel, name):
         assert (np.isnan(numbers(got)[~used]) | zeros).all(), "nothing is written past the block"
 
 
-IN_PAGES = ("one token", "a tree", "a long cache, cut among programs")
+IN_PAGES = ("a tree", "a long cache, cut among programs")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_PAGES else pytest.mark.slow) for n in CASES])
@@ -254,7 +254,7 @@ def test_texts_are_equal_to_the_last_bit_whatever_was_drafted(small):
     def texts(mute):
         return lambda lm: specjax.generate(
             lm, prompts, drafter=Muted(specjax.drafters.DraftModel(lm), jnp.array(mute)), num_speculative_tokens=4,
-            max_new_tokens=40, ignore_eos=True,
+            max_new_tokens=20, ignore_eos=True,
         ).tokens  # fmt: skip
 
     assert small(HOW, texts(True)) == small(HOW, texts(False))

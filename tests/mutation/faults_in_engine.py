@@ -10,22 +10,23 @@ from specjax.engine import pages, programs, saved, swap, ticket
 from specjax.engine.loop import Loop
 
 
-@fault(BUSY("noisy twin-block"))
+@fault(BUSY("head-block"))
 def freed_pages_are_still_written():
     rows.release = lambda state, idle: state._replace(active=state.active & ~idle)
 
 
-@fault(BUSY("noisy twin-block"))
+@fault(BUSY("head-block"))
 def a_late_result_is_given_to_the_slots_next_request():
-    wrap(Loop, "_learn", lambda learn: lambda self, tickets, packed: learn(self, list(self.running), packed))
+    wrap(Loop, "_learn", lambda learn: lambda self, flight: learn(
+        self, flight._replace(tickets=list(self.running))))
 
 
-@fault(BUSY("noisy twin-block"), BUSY("head-rejection"))
+@fault(BUSY("head-block"))
 def a_drafters_caches_get_no_pages():
     wrap(rows, "with_table", lambda give: lambda state, table: state._replace(cache=give(state.cache, table)))
 
 
-@fault(BUSY("noisy twin-block"))
+@fault(BUSY("head-block"))
 def a_request_draws_with_the_key_of_the_slots_last_request():
     def make(insert):
         def faulty(state, slots, other):
@@ -37,7 +38,7 @@ def a_request_draws_with_the_key_of_the_slots_last_request():
     wrap(rows, "insert", make)
 
 
-@fault(BUSY("noisy twin-block"))
+@fault(BUSY("head-block"))
 def penalties_are_left_out_of_a_batch():
     ticket.SIMPLE = SamplingParams._fields
 

@@ -12,7 +12,7 @@ from commands import script
 import specjax
 from specjax.drafters import DraftModel
 from specjax.measure import timing
-from specjax.measure.prediction import Prediction, Trial
+from specjax.measure.trial import Trial
 from specjax.testing import tiny_lm
 from specjax.training import text_rows
 from specjax.training.presets import PRESETS
@@ -161,14 +161,8 @@ def test_the_pair_is_measured_beside_the_theory(pair, capsys):
     assert cells[:5] == [model, "1", "2", "1.000 ± 0.000", "1.00"]
     c, by_theory, tokens = float(cells[5]), float(cells[10]), float(cells[9])
     assert tokens == 3.0 == float(cells[8])
+    assert cells[7] in ("0", "16"), "if every token is accepted, the best K is none or the most"
     assert by_theory == pytest.approx(3 / (2 * c + 1), abs=2e-3) and float(cells[11]) > 0
-
-
-def test_the_paper_s_predictions_come_out():
-    """Rows of Leviathan et al. 2023, table 4: translation by T5-small at T = 0, summaries by T5-base at T = 1."""
-    assert Prediction(0.75, 0.02, 7).speedup == pytest.approx(3.2, abs=0.05)
-    assert Prediction(0.55, 0.04, 3).speedup == pytest.approx(1.8, abs=0.05)
-    assert Prediction(0.1, 0.2, 3).best_size == 0 and Prediction(0.9, 0.0, 3).best_size == 16
 
 
 def test_costs_are_shares_of_a_plain_step(monkeypatch):

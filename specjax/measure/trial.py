@@ -1,10 +1,9 @@
-"""What theorem 3.8 predicts for a draft, beside what a run shows (Leviathan et al. 2023, tables 2 to 4)."""
+"""A draft measured for theorem 3.8: alpha, its costs, and the speed of a run (Leviathan et al. 2023, tables 2 to 4)."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.drafting import theory
 from specjax.generation.generate import prepare
 from specjax.generation.metrics import Totals
 from specjax.measure import acceptance, timing
@@ -66,30 +65,3 @@ class Trial:
         totals = Totals.of([run.metrics[0] for run in runs])
         assert totals.tokens_per_step is not None
         return totals.tokens / sum(run.seconds["decode"] for run in runs), totals.tokens_per_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """The theory of one drafter at one temperature."""
-
-    # The mean over prefixes of sum min(p, q). A prefix without a draft counts as 0.
-    alpha: float
-    # The time of a draft step over the time of a plain step.
-    c: float
-    # K, the drafted tokens of a round.
-    size: int
-
-    @property
-    def speedup(self) -> float:
-        """The expected improvement in walltime (theorem 3.8)."""
-        return float(theory.walltime_factor(self.alpha, self.size, self.c))
-
-    @property
-    def tokens(self) -> float:
-        """The expected tokens of a round (equation 1)."""
-        return float(theory.expected_tokens(self.alpha, self.size))
-
-    @property
-    def best_size(self) -> int:
-        """The K, of at most 16, for which theorem 3.8 gives the largest improvement; 0 if plain decoding is faster."""
-        return int(theory.best_gamma(self.alpha, self.c, 16))
