@@ -19,9 +19,10 @@ import numpy as np
 # drafted token. ACCEPT: whether a drafted token is accepted.
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
 
-# The kind of random keys. In JAX the process can choose another kind (``jax_default_prng_impl``) and another way to
-# compute random bits (``jax_threefry_partitionable``). This file fixes both, because another choice gives other tokens.
-# The kinds "rbg" and "unsafe_rbg" also give all rows of a batch the same noise.
+# The kind of random keys. In JAX the process can choose another kind (``jax_default_prng_impl``), another way to compute
+# random bits (``jax_threefry_partitionable``) and another form of Gumbel noise (``jax_high_dynamic_range_gumbel``). This
+# file fixes all three, because another choice gives other tokens. The kinds "rbg" and "unsafe_rbg" also give all rows of
+# a batch the same noise.
 IMPLEMENTATION = "threefry2x32"
 
 
@@ -156,7 +157,7 @@ def uniform(keys: jax.Array) -> jax.Array:
 @_settled
 def gumbel(keys: jax.Array, size: int) -> jax.Array:
     """Standard Gumbel noise, ``size`` numbers for each of key[B, T]. -> f32[B, T, size]."""
-    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32)))(keys)
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32, mode="low")))(keys)
 
 
 def categorical(keys: jax.Array, probs: jax.Array) -> jax.Array:

@@ -32,9 +32,18 @@ class Channel:
         with self._lock:
             self._socket.sendall(_SIZES.pack(len(text) + len(data), len(text)) + text + data)
 
-    def receive(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """The next message. Blocks until it is there. Raises OSError if the connection is gone."""
+    def receive(self, most: int | None = None) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """The next message. Blocks until it is there.
+
+        Args:
+          most: the most bytes that the message may have. None: any number.
+
+        Raises:
+          OSError: the connection is gone, or the message says that it is longer than ``most``.
+        """
         total, size = _SIZES.unpack(self._exactly(_SIZES.size))
+        if most is not None and total > most:
+            raise ConnectionError(f"a message of at most {most} bytes was expected, and one of {total} came")
         data = self._exactly(total)
         head = json.loads(data[:size])
         arrays = []

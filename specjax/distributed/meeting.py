@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from specjax.distributed.channel import Channel
 from specjax.distributed.replica import Replica
 
 PLACE = "specjax/replica"  # the key under which rank 0 says where it listens
+HELLO_BYTES, HELLO_SECONDS = 4096, 10  # what a connection to rank 0 may take until rank 0 knows who has come
 
 
 def join(
@@ -69,17 +71,23 @@ def _gather(size: int, hello: dict[str, Any], timeout: float) -> tuple[dict[int,
     channels: dict[int, Channel] = {}
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
+    end = time.monotonic() + timeout
     with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as listening:
-        listening.settimeout(timeout)
         _service().key_value_set(PLACE, json.dumps([listening.getsockname()[1], token]))
         while len(channels) < size - 1:
-            connection, _ = listening.accept()
-            connection.settimeout(None)
-            channel = Channel(connection)
-            head, _ = channel.receive()
-            if not hmac.compare_digest(head["token"], token):
-                channel.close()
+            listening.settimeout(max(end - time.monotonic(), 0.001))
+            try:
+                connection, _ = listening.accept()
+            except TimeoutError as problem:
+                missing = sorted(set(range(1, size)) - set(channels))
+                raise RuntimeError(
+                    f"ranks {missing} of {size} did not come to rank 0 in {timeout} s; look at their output, and give "
+                    "them longer by initialization_timeout"
+                ) from problem
+            found = _introduced(connection, token)
+            if found is None:
                 continue
+            channel, head = found
             if head["version"] != hello["version"]:
                 raise ValueError(
                     f"rank {head['rank']} ({head['name']}) runs jax {head['version']}, and rank 0 runs "
@@ -91,13 +99,32 @@ def _gather(size: int, hello: dict[str, Any], timeout: float) -> tuple[dict[int,
     return channels, names
 
 
+def _introduced(connection: socket.socket, token: str) -> tuple[Channel, dict[str, Any]] | None:
+    """A rank's channel, and what the rank said first. None: a stranger has come, and the connection is closed."""
+    connection.settimeout(HELLO_SECONDS)
+    channel = Channel(connection)
+    try:
+        head, _ = channel.receive(HELLO_BYTES)
+        known = hmac.compare_digest(head["token"], token)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no message, or no message of ours
+        known = False
+    if not known:
+        channel.close()
+        return None
+    connection.settimeout(None)
+    return channel, head
+
+
 def _knock(hello: dict[str, Any], timeout: float) -> tuple[dict[int, Channel], dict[int, str]]:
     """Another rank than 0 goes to rank 0. -> the channel, and the names of all ranks."""
     from jax._src import distributed  # JAX has no public name for the address that it has detected
 
     host = str(distributed.global_state.coordinator_address).rsplit(":", 1)[0].strip("[]")
     port, token = json.loads(_service().blocking_key_value_get(PLACE, int(timeout * 1000)))
-    connection = socket.create_connection((host, port), timeout)
+    try:
+        connection = socket.create_connection((host, port), timeout)
+    except OSError as problem:
+        raise RuntimeError(f"rank 0 can't be reached at {host}, port {port}: {problem}") from problem
     connection.settimeout(None)
     channel = Channel(connection)
     channel.send({**hello, "token": token})

@@ -99,7 +99,9 @@ class Replica:
         self._started.put(None)
         if self.rank == 0:
             self.tell({"bye": True})
-            self._closed.wait()
+            if self._channels:
+                self._closed.wait()
+            self._closed.set()
         else:
             self._finisher.join()
             self.tell({"bye": True})

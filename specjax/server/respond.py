@@ -38,7 +38,10 @@ async def respond(
     cancelled = False
 
     def start() -> Shape:
-        answer, shape = begin()
+        try:
+            answer, shape = begin()
+        except ValueError as error:  # the template or the tokenizer refuses the request
+            raise as_refusal(error) from error
         begun.append(answer)
         service.answers.add(answer)
         answer.start()

@@ -149,7 +149,7 @@ class Tokenizer:
           date: the ISO date that the template gets if it asks for the date; None: today.
           chat_template_kwargs: further variables of the template. They override special tokens of the same name.
           parse_special: whether control strings in messages, tools and variables become tokens. If False, they stay
-            text.
+            text, except in variables that override special tokens.
 
         Raises:
           ValueError: the model has no chat template, the template refuses its input or never asks for the given date,
@@ -172,7 +172,7 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt,
             "messages": mark(chat.plain_messages(messages)),
             "tools": mark(chat.plain_tools(tools)),
-            **{name: value if name.endswith("_token") else mark(value) for name, value in variables.items()},
+            **{name: value if name in self.names else mark(value) for name, value in variables.items()},
         }
         text = chat.render(self.chat_template, given, date)
         return self._ids([text] if parse_special else self.control.parts(text))

@@ -11,10 +11,23 @@ from specjax.decode import prefill, random
 from specjax.decode import round as rounds
 from specjax.generation.generate import prepare
 
+
+
+@contextlib.contextmanager
+def high_range_noise():
+    """JAX has no context manager for this setting, and programs that are compiled already don't see its change."""
+    jax.config.update("jax_high_dynamic_range_gumbel", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_high_dynamic_range_gumbel", False)
+
+
 SETTINGS = {
     "keys of kind rbg": lambda: jax.default_prng_impl("rbg"),
     "keys of kind unsafe_rbg": lambda: jax.default_prng_impl("unsafe_rbg"),
     "threefry in its old order": lambda: jax.threefry_partitionable(False),
+    "another form of noise": lambda: high_range_noise(),
     "64 bits": lambda: jax.enable_x64(True),
     "ranks are not promoted": lambda: jax.numpy_rank_promotion("raise"),
     "dtypes are not promoted": lambda: jax.numpy_dtype_promotion("strict"),

@@ -113,7 +113,7 @@ BAD = [
 
 def test_what_can_not_be_met_is_refused_by_name():
     async def whole():
-        async with running() as app, client(app, headers={"content-type": "application/json"}) as one:
+        async with running() as app, client(app, raises=True, headers={"content-type": "application/json"}) as one:
             for path, body, word in BAD:
                 answer = await one.post(path, content=body)
                 error = answer.json().get("error")

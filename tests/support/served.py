@@ -52,9 +52,12 @@ async def running(make=engine, ready=True, **options):
         yield app
 
 
-def client(app, **options):
-    """An httpx client of an application in this process. It gets each response whole."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+def client(app, raises=False, **options):
+    """An httpx client of an application in this process. It gets each response whole.
+
+    If ``raises``, what the application raises through to its server is raised here. A refusal must not be.
+    """
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
     return httpx.AsyncClient(transport=transport, base_url="http://tiny", timeout=120, **options)
 
 

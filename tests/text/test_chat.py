@@ -134,6 +134,17 @@ def test_control_strings_in_a_message_are_text(tmp_path, kind):
     assert tool in ids  # neither special nor written by the template: an ordinary word of the vocabulary
 
 
+def test_a_variable_may_replace_special_tokens_alone(tmp_path):
+    """Another variable is text, whatever its name."""
+    t = chatml(tmp_path, byte_level)
+    t.chat_template = "{{ eos_token }}{{ my_token }}"
+    end, start = (t.backend.token_to_id(s) for s in ("<|im_end|>", "<|im_start|>"))
+    ids = t.apply_chat_template("a", chat_template_kwargs={"eos_token": "<|im_start|>", "my_token": "<|im_end|>"})
+    assert ids.count(start) == 1 and end not in ids
+    parsed = t.apply_chat_template("a", chat_template_kwargs={"my_token": "<|im_end|>"}, parse_special=True)
+    assert end in parsed
+
+
 @pytest.mark.parametrize(
     "content",
     [
