@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def span(size: int) -> jax.Array:
@@ -17,6 +18,24 @@ def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
 def rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
     """x[b, index[b, t]] of x[B, N, ...] and i32[B, T]. -> [B, T, ...]."""
     return jax.vmap(lambda row, places: row[places])(x, index)
+
+
+def largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The largest number f32[...] of each row of f32[..., V], and its place i32[...], in one search.
+
+    Of several largest numbers the first counts, and NaN counts as larger than any number, as in ``jnp.argmax``.
+    """
+
+    def larger(a, b):
+        (x, i), (y, j) = a, b
+        more = (x > y) | jnp.isnan(x) & ~jnp.isnan(y)
+        alike = (x == y) | jnp.isnan(x) & jnp.isnan(y)
+        first = more | alike & (i < j)
+        return jnp.where(first, x, y), jnp.where(first, i, j)
+
+    places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    start = jnp.asarray(-jnp.inf, x.dtype), jnp.int32(x.shape[-1])
+    return tuple(lax.reduce((x, places), start, larger, (x.ndim - 1,)))
 
 
 def token_probs(probs: jax.Array, tokens: jax.Array) -> jax.Array:

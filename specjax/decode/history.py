@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode.arrays import token_probs
+from specjax.decode.arrays import row_at, token_probs
 from specjax.decode.likeliest import Top, likeliest
 from specjax.decode.types import DecodeState, History, RoundInfo
 
@@ -38,10 +38,10 @@ def extended(history: History, info: RoundInfo, running: jax.Array) -> History:
 
 def counted(history: History, drafted: jax.Array, accepted: jax.Array, running: jax.Array) -> History:
     """The history with the counts i32[B] of one more round in the rows of bool[B] ``running``."""
-    index = jnp.where(running, history.rounds, history.drafted.shape[1])  # idle rows write nowhere
 
     def noted(counts: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row, place, count: row.at[place].set(count, mode="drop"))(counts, index, new)
+        new = jnp.where(running, new, row_at(counts, history.rounds))  # idle rows write what is there
+        return put(counts, new[:, None], history.rounds)
 
     return history._replace(
         rounds=history.rounds + running.astype(jnp.int32),
@@ -54,8 +54,10 @@ def put(buffer: jax.Array, block: jax.Array, starts: jax.Array) -> jax.Array:
     """Writes block[B, T, ...] into buffer[B, L, ...] at each row's own start i32[B].
 
     The capacity leaves room for a whole block past every limit, so no slice is clamped. What lies past a row's new
-    length is overwritten by the next round.
+    length is overwritten by the next round. One row is written as a slice: a scatter checks its bounds by kernels.
     """
+    if len(starts) == 1:
+        return lax.dynamic_update_slice(buffer, block, (0, starts[0], *(0,) * (buffer.ndim - 2)))
     return jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=0))(buffer, block, starts)
 
 

@@ -160,7 +160,7 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     failed = state.active & ~row_at(jnp.isfinite(p[..., 0]), count)
     running = state.active & ~failed
     stops = is_stop(block, stop_ids) & (offset <= count[:, None])
-    to_stop = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, size + 2)
+    to_stop = jnp.min(jnp.where(stops, offset + 1, size + 2), axis=1)
     committed = jnp.where(running, jnp.minimum(jnp.minimum(count + 1, to_stop), limit - state.lengths), 0)  # [B]
     lengths = state.lengths + committed
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode.arrays import span
+from specjax.decode.arrays import largest, span
 from specjax.decode.ngram import suffix_runs
 from specjax.decode.sampling_params import NO_TOKEN, Context, EarlyStops, SamplingParams, TokenBias
 from specjax.models import tuning
@@ -194,7 +194,9 @@ def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Contex
     At T = 0 the result is the limit: 0 for the best token, and of several best tokens for the one with the lowest id;
     -inf for all other tokens.
     """
-    scaled, best = divide(logits, temperature, context), jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
+    del context
+    top, best = (x[..., None] for x in largest(logits))  # [B, T, 1]
+    scaled = _divided(logits, top, temperature)
     tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None]
     kept = (temperature > 0)[:, None, None] | (tokens == best)
     return jnp.where(kept, scaled, jnp.where(jnp.isnan(scaled), jnp.nan, -jnp.inf))
@@ -203,8 +205,12 @@ def apply_temperature(logits: jax.Array, temperature: jax.Array, context: Contex
 def divide(logits: jax.Array, temperature: jax.Array, context: Context) -> jax.Array:
     """Divides the logits by T, or by 1 where T = 0, and shifts them to a maximum of 0."""
     del context
-    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
-    return shifted / jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
+    return _divided(logits, jnp.max(logits, axis=-1, keepdims=True), temperature)
+
+
+def _divided(logits: jax.Array, top: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The logits f32[B, T, V] less their largest, ``top`` f32[B, T, 1], divided by T, or by 1 where T = 0."""
+    return (logits - top) / jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array, context: Context) -> jax.Array:

@@ -171,8 +171,9 @@ class Eagle(ChainOrTree):
 
         carry, vocab = (own.output, own.cache), target.vocab_size
         draft, (_, cache) = draw_chain(
-            next_logits, carry, state, keys, size, vocab, self.temperature, first, self.tokens
-        )
+            next_logits, carry, state, keys, size, vocab, self.temperature,
+            first=first, ids=self.tokens, unroll=tuning.levels_unrolled(),
+        )  # fmt: skip
         return draft, cache
 
     def _tree(self, target: Model, head: Head, own: EagleState, state: DecodeState, keys: jax.Array, depth: int):

@@ -46,6 +46,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from specjax.decode.arrays import span
 from specjax.models import tuning
 from specjax.models.cache import PAGE
 
@@ -98,8 +99,7 @@ def attend(
         name="attend",
     )(*given, keys, values)
     if parts > 1:
-        parts_in_use = pl.cdiv(pl.cdiv(starts + block, PAGE), share)
-        mixed = _joined(mixed, top, total, parts_in_use, qkv.dtype, interpret)
+        mixed = _joined((mixed, top, total), starts, block, share * PAGE, qkv.dtype, interpret)
     return mixed.reshape(batch, block, -1), keys, values
 
 
@@ -107,10 +107,11 @@ def _of_rows(qkv, angles, mask, starts, table, capacity: int) -> list[jax.Array]
     """The arrays [B, ...] that the kernel reads beside keys and values, with the arguments of :func:`attend`."""
     batch, block, kv_heads, width, dim = qkv.shape
     vectors = qkv.reshape(batch, block * kv_heads * width, dim)
-    # Both halves of a head have the same angles.
-    cos, sin = (jnp.broadcast_to(x[..., : dim // 2], (batch, block, dim // 2)) for x in angles)
+    # Both halves of a head have the same angles. One array of cosines and sines is made by one kernel of XLA, not two.
+    cos, sin = angles
+    turns = jnp.broadcast_to(jnp.where(span(dim)[None] < dim // 2, cos, sin), (batch, block, dim))
     masks = [] if mask is None else [jnp.broadcast_to(mask.astype(jnp.int8), (batch, block, capacity))]
-    return [starts, vectors, cos, sin, *masks, *([] if table is None else [table])]
+    return [starts, vectors, turns, *masks, *([] if table is None else [table])]
 
 
 def _of_head(buffer, table) -> pl.BlockSpec:
@@ -148,25 +149,25 @@ def parts_of(programs: int, capacity: int) -> int:
     return 1 << (max(1, min(16, capacity // 256, most)).bit_length() - 1)
 
 
-def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array, dtype, interpret: bool) -> jax.Array:
+def _joined(sums: tuple, starts: jax.Array, block: int, slots: int, dtype, interpret: bool) -> jax.Array:
     """Joins the sums of all parts in use.
 
     Args:
-      mixed: f32[B, parts, N, D].
-      top: f32[B, parts, N].
-      total: f32[B, parts, N].
-      used: i32[B], how many parts of the row hold sums. The programs of the others did nothing.
+      sums: mixed f32[B, parts, N, D], top f32[B, parts, N] and total f32[B, parts, N].
+      starts: i32[B], the slot of the block's first token. Parts past the block hold no sums.
+      block: tokens of the block.
+      slots: slots of a part.
       dtype: of the result.
       interpret: whether Pallas interprets the kernel.
 
     Returns:
       [B, N, D], the values mixed by a softmax over all slots.
     """
-    batch, parts, rows, dim = mixed.shape
+    batch, parts, rows, dim = sums[0].shape
 
-    def kernel(mixed_ref, top_ref, total_ref, used_ref, out_ref):
+    def kernel(mixed_ref, top_ref, total_ref, start_ref, out_ref):
         part, column = (lax.broadcasted_iota(jnp.int32, x, len(x) - 1) for x in ((parts,), (parts, dim)))
-        has_sums = part < used_ref[...]
+        has_sums = part * slots < start_ref[...] + block
         top = plgpu.load(top_ref.at[part], mask=has_sums, other=_FAR)
         total = plgpu.load(total_ref.at[part], mask=has_sums, other=0.0)
         cells = jnp.broadcast_to(part[:, None], column.shape), column
@@ -186,7 +187,7 @@ def _joined(mixed: jax.Array, top: jax.Array, total: jax.Array, used: jax.Array,
         compiler_params=plgpu.CompilerParams(num_warps=1),
         interpret=interpret,
         name="join",
-    )(mixed, top, total, used)
+    )(*sums, starts)
 
 
 class _Inputs(NamedTuple):
@@ -195,17 +196,15 @@ class _Inputs(NamedTuple):
     # [block * kv_heads * (group + 2), D] Token by token, and in each token kv head by kv head: the head's ``group``
     # queries, its key, its value. All are not yet rotated.
     qkv: Any
-    # f32[block, D / 2] The cosine of each token's angles.
-    cos: Any
-    # f32[block, D / 2] The sine of each token's angles.
-    sin: Any
+    # f32[block, D] The cosine of each token's D / 2 angles, then their sine.
+    turns: Any
 
     def rotated(self, vectors: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Vectors i32[N] of ``qkv``, rotated by the angles of tokens i32[N]. -> the two halves, each [N, D / 2]."""
         half, dtype = self.qkv.shape[-1] // 2, self.qkv.dtype
         first = self.qkv[_cells(vectors, 0, half)].astype(jnp.float32)
         second = self.qkv[_cells(vectors, half, half)].astype(jnp.float32)
-        cos, sin = self.cos[_cells(tokens, 0, half)], self.sin[_cells(tokens, 0, half)]
+        cos, sin = self.turns[_cells(tokens, 0, half)], self.turns[_cells(tokens, half, half)]
         return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)
 
 
@@ -236,14 +235,14 @@ class _Cache(NamedTuple):
         return jnp.broadcast_to(page[:, None], columns.shape), places, columns
 
 
-def _kernel(start_ref, qkv_ref, cos_ref, sin_ref, *refs, masked, paged, block, group, kv_heads, share, parts, barrier):
+def _kernel(start_ref, qkv_ref, turns_ref, *refs, masked, paged, block, group, kv_heads, share, parts, barrier):
     """The program of one row, one kv head and one part: the picture at the top of this file."""
     mask_ref, refs = (refs[0], refs[1:]) if masked else (None, refs)
     table_ref, refs = (refs[0], refs[1:]) if paged else (None, refs)
     _, _, keys_ref, values_ref, mixed_ref, top_ref, total_ref = refs
     cache = _Cache(keys_ref, values_ref, table_ref)
     head, part = pl.program_id(1), pl.program_id(2)
-    start, dim, inputs = start_ref[...], qkv_ref.shape[-1], _Inputs(qkv_ref, cos_ref, sin_ref)
+    start, dim, inputs = start_ref[...], qkv_ref.shape[-1], _Inputs(qkv_ref, turns_ref)
     token_size, head_vector = kv_heads * (group + 2), head * (group + 2)  # a token's vectors; the first of this head
     first, last = part * share, (part + 1) * share  # the tiles of this part: first to last - 1
     if table_ref is not None:

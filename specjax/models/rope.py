@@ -71,8 +71,7 @@ def _yarn(inv_freq: np.ndarray, s: RopeScaling, dim: int, theta: float) -> tuple
 def cos_sin(config: LlamaConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """cos and sin of positions i32[B, T], each f32[B, T, head_dim]. Both halves of a head hold the same angles."""
     inv_freq, factor = inverse_frequencies(config)
-    angles = positions[..., None].astype(jnp.float32) * inv_freq.astype(np.float32)[None, None]  # [B, T, D/2]
-    angles = jnp.concatenate([angles, angles], axis=-1)  # [B, T, D]
+    angles = positions[..., None].astype(jnp.float32) * np.tile(inv_freq, 2)[None, None]  # [B, T, D]
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 

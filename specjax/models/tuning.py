@@ -55,6 +55,15 @@ def search_unrolled() -> bool:
     return jax.default_backend() == "gpu"
 
 
+def levels_unrolled() -> bool:
+    """Whether the steps of a chain from a head of one layer are written out, in place of a loop.
+
+    On a GPU a loop cuts the round's graph of kernels into several, and its counter and outputs take kernels too. On a
+    CPU the loop costs nothing, and programs compile faster with it.
+    """
+    return jax.default_backend() == "gpu"
+
+
 def least_tokens(lm: Any, batch: int) -> int:
     """The least number of tokens per row for a call of the model: 1 or 2.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr
 
 from specjax.decode import random
-from specjax.decode.arrays import leading_run, row_at, span, token_probs
+from specjax.decode.arrays import leading_run, row_at, token_probs
 from specjax.decode.numeric import in_range
 from specjax.decode.types import Draft, Verdict
 from specjax.verify import pieces as chain
@@ -52,14 +52,7 @@ class Lenient(_RedrawsWithOneKey):
         _check_fraction("lenience", self.lenience)
 
     def verify(self, p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array) -> Verdict:
-        size = draft.tokens.shape[1]
-        p_x = token_probs(p[:, :size], draft.tokens)  # [B, K]
-        q_x = chain.draft_token_probs(draft)  # [B, K]
-        positions = lengths[:, None] + span(size)
-        u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = leading_run(draft.valid & chain.accepts(u, p_x, self.lenience * q_x))
-        rest = chain.residual(row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
-        return Verdict(count, chain.draw(keys, lengths + count, rest))
+        return chain.reject(p, draft, keys, lengths, self.lenience)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode import random
-from specjax.decode.arrays import row_at, token_probs
-from specjax.decode.types import Draft
+from specjax.decode.arrays import leading_run, row_at, span, token_probs
+from specjax.decode.types import Draft, Verdict
 
 
 def draft_token_probs(draft: Draft) -> jax.Array:
@@ -74,10 +74,41 @@ def draft_at(draft: Draft, index: jax.Array, vocab: int) -> jax.Array:
     return jnp.where(drafted[:, None], q, 0.0)
 
 
+def rest(p: jax.Array, q: jax.Array) -> jax.Array:
+    """max(0, p - q) of p and q f32[B, V], not normalised."""
+    return jnp.maximum(p - q, 0.0)
+
+
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:
-    """max(0, p - q) of p and q f32[B, V], not normalised. If rounding leaves only zeros, the result is p."""
-    rest = jnp.maximum(p - q, 0.0)
-    return jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, p)
+    """The :func:`rest` of p and q f32[B, V]. If rounding leaves only zeros, the result is p."""
+    left = rest(p, q)
+    return jnp.where(jnp.sum(left, axis=-1, keepdims=True) > 0, left, p)
+
+
+def reject(p: jax.Array, draft: Draft, keys: jax.Array, lengths: jax.Array, lenience: float = 1.0) -> Verdict:
+    """Accepts each token x of a chain with probability min(1, p(x) / (l q(x))), l being the lenience, until a refusal.
+
+    The target's own token is drawn from norm(max(0, p - q)). The arguments are those of ``Verifier.verify``.
+    """
+    size = draft.tokens.shape[1]
+    p_x, q_x = token_probs(p[:, :size], draft.tokens), draft_token_probs(draft)  # [B, K]
+    u = random.uniform(random.at(random.fold(keys, random.ACCEPT), lengths[:, None] + span(size)))
+    count = leading_run(draft.valid & accepts(u, p_x, lenience * q_x))
+    q = draft_at(draft, count, p.shape[-1])
+    return Verdict(count, draw_residual(keys, lengths + count, row_at(p, count), q))
+
+
+def draw_residual(keys: jax.Array, positions: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
+    """The :func:`draw` from the :func:`residual` of p and q f32[B, V], at positions i32[B]. -> i32[B].
+
+    One search serves both cases, because a sum over the rest would be two kernels more. Tokens without rest take part
+    too, so far below the others that they are drawn only if no token has a rest: Gumbel noise lies between -5 and 17,
+    and a logarithm of a rest is at least -104.
+    """
+    left = rest(p, q)
+    logs = jnp.where(left > 0, jnp.log(left), jnp.log(p) - 512)
+    token_keys = random.at(random.fold(keys, random.TOKEN), positions[:, None])
+    return jnp.argmax(logs + random.gumbel(token_keys, p.shape[-1])[:, 0], axis=-1).astype(jnp.int32)
 
 
 def draw(keys: jax.Array, positions: jax.Array, probs: jax.Array) -> jax.Array:

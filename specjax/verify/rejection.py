@@ -10,7 +10,6 @@ import dataclasses
 import jax
 
 from specjax.decode import random
-from specjax.decode.arrays import leading_run, row_at, span, token_probs
 from specjax.decode.types import Draft, Verdict
 from specjax.verify import pieces as chain
 from specjax.verify.coupled import own_draws
@@ -34,11 +33,4 @@ class Rejection:
             return own_draws(p, draft, random.fold(keys, random.TOKEN), lengths)
         if draft.shape.is_tree:
             return recursive_rejection(p, draft, keys, lengths)
-        size = draft.tokens.shape[1]
-        p_x = token_probs(p[:, :size], draft.tokens)  # [B, K]
-        q_x = chain.draft_token_probs(draft)  # [B, K]
-        positions = lengths[:, None] + span(size)
-        u = random.uniform(random.at(random.fold(keys, random.ACCEPT), positions))
-        count = leading_run(draft.valid & chain.accepts(u, p_x, q_x))
-        rest = chain.residual(row_at(p, count), chain.draft_at(draft, count, p.shape[-1]))
-        return Verdict(count, chain.draw(keys, lengths + count, rest))
+        return chain.reject(p, draft, keys, lengths)

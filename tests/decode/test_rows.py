@@ -14,7 +14,7 @@ from drafter_table import DRAFTERS, TARGET, TARGETS
 
 import specjax
 from specjax import stream, testing
-from specjax.decode import rows, sampling
+from specjax.decode import history, rows, sampling
 from specjax.decode.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3, 1, 2], [0, 3, 2, 2, 1, 0, 3, 2], [2], [3, 1, 1, 3], [1, 2], [3, 3, 0, 1, 2], [0]]
@@ -81,6 +81,20 @@ def test_a_released_row_stands_still():
     state = job.decoder.run(rows.release(state, jnp.array([False, True, False, True])))
     after = texts(state, prompts)
     assert [after[0], after[2]] == [want[0], want[2]] and [after[1], after[3]] == [before[1], before[3]]
+
+
+def test_a_round_is_noted_for_running_rows_alone():
+    """In a batch, and by the slice update of a row alone."""
+    empty = history.empty(2, 4, logprobs=False, top_logprobs=0)
+    before = empty._replace(rounds=jnp.array([1, 2]), drafted=jnp.arange(8).reshape(2, 4), accepted=jnp.ones((2, 4)))
+    news, running = (jnp.array([30, 40]), jnp.array([5.0, 6.0])), jnp.array([True, False])
+    after = history.counted(before, *news, running)
+    assert after.rounds.tolist() == [2, 2]
+    assert after.drafted.tolist() == [[0, 30, 2, 3], [4, 5, 6, 7]]
+    assert after.accepted.tolist() == [[1, 5, 1, 1], [1, 1, 1, 1]]
+    for row in (0, 1):
+        alone = history.counted(*jax.tree.map(lambda x, row=row: x[row : row + 1], (before, *news, running)))
+        jax.tree.map(np.testing.assert_array_equal, alone, jax.tree.map(lambda x, row=row: x[row : row + 1], after))
 
 
 def test_a_stop_string_found_by_the_host_releases_its_row(monkeypatch):

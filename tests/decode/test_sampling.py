@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.decode import random, sampling
+from specjax.decode.arrays import largest
 from specjax.decode.sampling import Context, SamplingParams
 from specjax.generation import requests
 from specjax.generation.options import Options
@@ -16,6 +17,16 @@ LENGTHS, PROMPTS = np.array([5, 3, 1], np.int32), np.array([2, 3, 1], np.int32)
 DRAFTED = np.array([[3, 1], [5, 6], [7, 7]], np.int32)
 STOPS = [2, 7]
 CONTEXT = Context(jnp.asarray(TOKENS), jnp.asarray(LENGTHS), jnp.asarray(PROMPTS), sampling.chain_path(DRAFTED))
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (2, 3, 300)])
+def test_one_search_gives_the_largest_number_and_its_place(shape):
+    x = np.round(np.random.default_rng(1).normal(size=shape)).astype(np.float32)  # with ties
+    x[-1, ..., -2:] = np.nan
+    x[0, ..., :] = np.where(x[0] > 0, -np.inf, x[0]) if len(shape) == 3 else -np.inf
+    top, place = largest(jnp.asarray(x))
+    np.testing.assert_array_equal(top, np.max(x, axis=-1))
+    np.testing.assert_array_equal(place, jnp.argmax(x, axis=-1))
 
 
 def logits(seed=0, ties=False):

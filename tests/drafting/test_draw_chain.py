@@ -16,7 +16,10 @@ ROWS, VOCAB, IDS = 3, 40, jnp.array([3, 38, 7, 0, 12, 29, 21, 5], jnp.int32)
 
 @pytest.mark.parametrize("penalty", [None, 1.5])
 def test_a_chain_of_few_tokens_is_that_of_the_whole_vocabulary(penalty, monkeypatch):
-    """With filters, and with a penalty that names tokens. The drawn tokens and their q are the same."""
+    """With filters, and with a penalty that names tokens. The drawn tokens and their q are the same.
+
+    The steps of the whole vocabulary are written out, and those of the few tokens are a loop.
+    """
     widths, ranked = set(), sampling.ranked
     monkeypatch.setattr(sampling, "ranked", lambda x, *rest: (widths.add(x.shape[-1]), ranked(x, *rest))[1])
     logits = jax.random.normal(jax.random.key(0), (ROWS, len(IDS))) * 3
@@ -32,15 +35,16 @@ def test_a_chain_of_few_tokens_is_that_of_the_whole_vocabulary(penalty, monkeypa
 
     state = SimpleNamespace(request=SimpleNamespace(sampling=params), tokens=tokens, lengths=lengths, context=context)
 
-    def drawn(of_logits, ids):
+    def drawn(of_logits, ids, unroll=False):
         def next_logits(carry, previous, last, position):
             return of_logits(jnp.roll(logits, carry, axis=1)), carry + 1
 
-        return draw_chain(next_logits, jnp.int32(0), state, random.request_keys([1, 2, 3]), 4, VOCAB, ids=ids)[0]
+        keys = random.request_keys([1, 2, 3])
+        return draw_chain(next_logits, jnp.int32(0), state, keys, 4, VOCAB, ids=ids, unroll=unroll)[0]
 
     few = drawn(lambda x: x, IDS)
     assert widths == {len(IDS) if penalty is None else VOCAB}, "the filters search the few tokens alone"
-    whole = drawn(spreading(IDS, VOCAB), None)
+    whole = drawn(spreading(IDS, VOCAB), None, unroll=True)
     np.testing.assert_array_equal(few.tokens, whole.tokens)
     np.testing.assert_allclose(few.probs, whole.probs, atol=1e-6)
     np.testing.assert_allclose(few.confidence, whole.confidence, atol=1e-6)

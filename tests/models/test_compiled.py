@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from kernels import kernels
 
 from specjax import LM, drafters, testing
 from specjax.decode import decoder, prefill
@@ -25,6 +26,7 @@ from specjax.models.heads.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from specjax.verify import VERIFIERS
 
 CAPACITY, K = 8192, 2  # one layer's keys are then larger than anything that a round has to compute
+LEVEL = 23  # kernels of one more level of a chain, counted with jax 0.10.2
 
 
 def nbytes(tree):
@@ -66,7 +68,7 @@ def placed(tree, shardings):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
-def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, paged=False, **shape):
+def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, paged=False, size=K, **shape):
     """One round of an 8B target (one layer of it) at long context. -> (compiled, target, state), per device."""
     at = devices(count)
     if jax.default_backend() != "gpu" and jax.__version_info__ >= (0, 11):
@@ -89,7 +91,7 @@ def compile_round(monkeypatch, count, drafter, quantize=None, kv_dtype=None, pag
         "none": NoDraft(), "ngram": PromptLookup(), "model": DraftModel(draft, prefill_chunk=2), "eagle": head,
     }[drafter]  # fmt: skip
     request = prepare(testing.tiny_lm(0), [[1, 2, 3]], max_new_tokens=8).request
-    size = 0 if isinstance(drafter, NoDraft) else K
+    size = 0 if isinstance(drafter, NoDraft) else size
     made = decoder.Decoder(target, drafter, VERIFIERS["rejection"], size)
     tokens = jax.ShapeDtypeStruct((1, CAPACITY), jnp.int32)
     state = jax.eval_shape(lambda *given: prefill.start(*given, 64), made, request, tokens)
@@ -117,6 +119,18 @@ def test_one_h100_copies_neither_weights_nor_caches(monkeypatch, drafter, quanti
     large = (layer["attention"]["o"], layer["mlp"]["down"], target.params["lm_head"], state.cache.keys)
     assert memory.temp_size_in_bytes < min(map(nbytes, large))
     assert testing.collectives(compiled) == {}
+
+
+def test_a_level_of_a_chain_takes_few_kernels_and_no_loop(monkeypatch):
+    """A round of a small model is as long as its kernels are many. One more drafted token is one more level."""
+    if jax.default_backend() != "gpu" and jax.__version_info__ >= (0, 11):
+        pytest.skip("from jax 0.11 on the attention kernel needs the card to compile")
+    rounds = []
+    for size in (2, 3):
+        with monkeypatch.context() as patch:  # each call looks for the devices anew
+            rounds.append(compile_round(patch, 1, "eagle", size=size)[0])
+    assert " while(" not in rounds[1].as_text(), "a loop cuts the round's graph of kernels into several"
+    assert kernels(rounds[1]) - kernels(rounds[0]) <= LEVEL
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "eagle"])

@@ -43,12 +43,12 @@ from specjax.verify.tree_rejection import elder_siblings
 
 @fault(RESIDUAL, TABLE_LAW)
 def residual_not_subtracted():
-    chain.residual = lambda p, q: p
+    chain.rest = lambda p, q: p
 
 
 @fault(RESIDUAL, TABLE_LAW)
 def residual_softmaxed():
-    chain.residual = lambda p, q: jax.nn.softmax(jnp.maximum(p - q, 0.0), axis=-1)
+    chain.rest = lambda p, q: jax.nn.softmax(jnp.maximum(p - q, 0.0), axis=-1)
 
 
 @fault(TABLE_LAW, EQUAL_DRAFT)

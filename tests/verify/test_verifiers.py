@@ -104,6 +104,14 @@ def test_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
         assert chisquare(np.bincount(token, minlength=4), p) > 1e-4
 
 
+def test_a_draw_from_the_residual_is_a_draw_from_its_probabilities():
+    """Token for token, with p and q that share tokens, and with tokens that only one of them has."""
+    p, q = np.random.default_rng(0).dirichlet(np.full(12, 0.3), (2, ROWS)).astype(np.float32)
+    p[:, 3], q[:, 4] = 0, 0
+    expected = chain.draw(KEYS, ONES, chain.residual(jnp.asarray(p), jnp.asarray(q)))
+    np.testing.assert_array_equal(chain.draw_residual(KEYS, ONES, jnp.asarray(p), jnp.asarray(q)), expected)
+
+
 @each_lossless
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_a_draft_equal_to_the_target_is_accepted_whole(name, size):
