@@ -23,6 +23,7 @@ import specjax
 from specjax import drafters as d
 from specjax.checkpoints.trained_drafters import load as load_drafter
 from specjax.checkpoints.trained_drafters import trained_for
+from specjax.decode.numeric import in_range
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.grow_tree import tree_of
 from specjax.drafting.topology import sequoia
@@ -171,7 +172,9 @@ def parse(argv) -> argparse.Namespace:
     add("--json", type=Path, help="also write the figures to this file")
     parser.add_compilation_cache()
     args = parser.parse_args(argv)
-    parser.at_least_one(args, "sizes")
+    parser.at_least_one(args, "sizes", "per_task", "max_prompt_tokens", "max_new_tokens", "exit_layers")
+    if wrong := [t for t in args.temperature if not in_range(t, 0)]:
+        parser.error(f"--temperature must be numbers from 0 on, got {wrong[0]}")
     parser.in_a_folder(args, "json")
     return args
 
@@ -212,6 +215,8 @@ def run(args: argparse.Namespace) -> None:
     if args.trained is None:
         args.trained = trained_for(args.model)
     exits = args.exit_layers or [lm.config.num_hidden_layers * 5 // 6]
+    for after in exits:
+        d.LayerSkip(exit_layer=after).plan(lm, 1)  # a layer that is not there is refused before any text is decoded
     by_task, spare = split_prompts(lm, args)
     common = room(lm, args)
     device = jax.devices()[0].device_kind

@@ -64,9 +64,17 @@ def settings_of(lm: specjax.LM, args: argparse.Namespace, result: specjax.Result
     }
 
 
+def text_of(path: Path) -> str:
+    """The text of a file. Raises ValueError, which names the file, if the file is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{path} is no text in UTF-8: {problem}") from problem
+
+
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts of the flags and files. Without any: the default prompt, in the chat template."""
-    prompts = args.prompt + [path.read_text(encoding="utf-8") for path in args.prompt_file]
+    prompts = args.prompt + [text_of(path) for path in args.prompt_file]
     if not prompts:
         args.chat = True
         prompts = [DEFAULT_PROMPT]

@@ -91,9 +91,12 @@ def run(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace, totals: files.Totals, seconds: float) -> None:
     """Prints what the run has done."""
     print(
-        f"{args.target}: {totals.written} rows written, {totals.errors} of them errors; {totals.found} were there; "
-        f"{totals.tokens} tokens in {seconds:.1f} s ({totals.tokens / seconds:.1f} tokens/s)"
+        f"{args.target}: {totals.written} rows written, {totals.errors} of them errors; {totals.found} were there, "
+        f"{totals.found_errors} of them errors; {totals.tokens} tokens in {seconds:.1f} s "
+        f"({totals.tokens / seconds:.1f} tokens/s)"
     )
+    if totals.found_errors:
+        print('rows that were there are not tried again: to do so, remove their lines, which have an "error"')
 
 
 def over_ray(args: argparse.Namespace) -> Callable[[Iterator[Row]], Iterator[dict[str, Any]]]:

@@ -115,9 +115,12 @@ def parse(argv) -> argparse.Namespace:
     parser.in_a_folder(args, "json")
     try:
         args.tools = args.tools and json.loads(args.tools.read_text(encoding="utf-8"))
-        args.chat_template_kwargs = args.chat_template_kwargs and json.loads(args.chat_template_kwargs)
     except (OSError, ValueError) as problem:
-        parser.error(f"--tools and --chat-template-kwargs must be JSON: {problem}")
+        parser.error(f"--tools {args.tools} must be a file of JSON: {problem}")
+    try:
+        args.chat_template_kwargs = args.chat_template_kwargs and json.loads(args.chat_template_kwargs)
+    except ValueError as problem:
+        parser.error(f"--chat-template-kwargs must be JSON: {problem}")
     return args
 
 

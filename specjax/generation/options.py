@@ -20,7 +20,8 @@ class Options:
     parameter off.
     """
 
-    # Who proposes tokens: None (plain decoding), "ngram", or an object of specjax.drafters.
+    # Who proposes tokens: None (plain decoding), "ngram" (prompt lookup), "auto" (``specjax.drafters.auto(lm)``, which
+    # reads the head that comes with specjax for the model at each call), or an object of specjax.drafters.
     drafter: Any = None
     # Who judges drafts: "rejection", "coupled", "block", "traversal", or an object of specjax.verify.
     verifier: Any = "rejection"

@@ -2,14 +2,14 @@
 
 import dataclasses
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from specjax.decode import numeric, random
 from specjax.decode.decoder import Decoder
 from specjax.decode.numeric import is_int
 from specjax.decode.types import Drafter, Plan, Verifier
-from specjax.drafters import NoDraft, PromptLookup
+from specjax.drafters import NoDraft, PromptLookup, auto
 from specjax.generation import known_ids, logprobs, prompts, requests
 from specjax.generation.job import Job
 from specjax.generation.options import OF_BEAMS, Options, changed, seeds
@@ -20,7 +20,12 @@ from specjax.text.text_stream import check_unicode
 from specjax.verify import VERIFIERS
 
 SWITCHES = ("allow_unknown_ids", "ignore_eos", "chat", "lossy")  # the options that are True or False
-DRAFTERS = {"none": NoDraft(), "ngram": PromptLookup()}
+# Drafters that have a name: how each is made for a model.
+DRAFTERS: dict[str, Callable[[LM], Drafter]] = {
+    "none": lambda lm: NoDraft(),
+    "ngram": lambda lm: PromptLookup(),
+    "auto": auto,
+}
 
 
 def job_of(
@@ -37,6 +42,8 @@ def job_of(
     Raises:
       ValueError: an option or a prompt can't be used. Nothing has run on the device by then.
     """
+    if not hasattr(lm, "max_positions"):
+        raise ValueError(f"lm must be a model, such as specjax.load gives, got {lm!r:.200}")
     _check_no_beams(options)
     numeric.check_switches(**{name: getattr(options, name) for name in SWITCHES})
     drafter, verifier, size = _decoding(lm, options)
@@ -69,8 +76,11 @@ def _check_no_beams(options: Options) -> None:
 
 def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int]:
     """The drafter, the verifier and K. For plain decoding: ``NoDraft``, which proposes nothing, and K = 0."""
-    drafter = _named("drafter", "none" if options.drafter is None else options.drafter, DRAFTERS, "propose")
-    verifier = _named("verifier", options.verifier, VERIFIERS, "verify")
+    asked = "none" if options.drafter is None else options.drafter
+    made = DRAFTERS[asked](lm) if isinstance(asked, str) and asked in DRAFTERS else asked
+    drafter = _with("propose", "drafter", made, DRAFTERS)
+    named = VERIFIERS.get(options.verifier) if isinstance(options.verifier, str) else None
+    verifier = _with("verify", "verifier", named or options.verifier, VERIFIERS)
     size = options.num_speculative_tokens
     if not is_int(size) or size < 0:
         raise ValueError(f"num_speculative_tokens must be an integer >= 0 (0 is plain decoding), got {size!r}")
@@ -79,7 +89,7 @@ def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int]:
     size = min(int(size), lm.max_positions)
     plan = drafter.plan(lm, max(size, 1))
     if size == 0 or isinstance(drafter, NoDraft):
-        drafter, size = DRAFTERS["none"], 0
+        drafter, size = NoDraft(), 0
         plan = drafter.plan(lm, size)
     if plan.trees and not verifier.trees:
         able = ", ".join(repr(name) for name, known in VERIFIERS.items() if known.trees)
@@ -103,18 +113,17 @@ def _check_width(asked: Any, drafter: Drafter, plan: Plan) -> None:
         )
 
 
-def _named(option: str, value: Any, table: dict[str, Any], method: str) -> Any:
-    """The value of an option: an object that has ``method``, by its name in ``table`` or itself.
+def _with(method: str, option: str, value: Any, names: Iterable[str]) -> Any:
+    """The value of an option, an object with ``method``. ``names`` are those that stand for objects.
 
     Raises:
-      ValueError: the value is neither.
+      ValueError: the value is no such object.
     """
-    value = table.get(value, value) if isinstance(value, str) else value
     if isinstance(value, type) and hasattr(value, method):
         raise ValueError(f"{option} must be an object, and {value.__name__} is a class; give {value.__name__}(...)")
     if not hasattr(value, method):
         raise ValueError(
-            f"{option} must be one of {', '.join(map(repr, table))} or an object with .{method}, got {value!r}"
+            f"{option} must be one of {', '.join(map(repr, names))} or an object with .{method}, got {value!r}"
         )
     return value
 

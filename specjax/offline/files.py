@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ BEGINNING = '{"id": '  # of every line of answers
 class Totals:
     """What a run of a job has done."""
 
-    # Rows that the file of answers held before the run, and rows that the run wrote, those with an error included.
+    # Rows that the file of answers held before the run, and how many of these have an error.
     found: int = 0
+    found_errors: int = 0
+    # Rows that the run wrote, those with an error included.
     written: int = 0
     # Rows with an error, and new tokens, among those that the run wrote.
     errors: int = 0
@@ -81,11 +83,11 @@ def fill(
     """
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target} is the file of rows itself; give another file for the answers")
-    known: set[str | int] = set()
-    out = JsonLines(target, BEGINNING, lambda found: known.add(found["id"]))
-    totals = Totals(found=len(known))
+    known: dict[str | int, bool] = {}  # whether the answer of each row that is there is an error
+    out = JsonLines(target, BEGINNING, lambda found: known.update({found["id"]: "error" in found}))
+    totals = Totals(found=len(known), found_errors=sum(known.values()))
     with progress.bar(desc="rows", total=_lines(source), unit=" rows", initial=len(known)) as line:
-        for found in answer(_missing(source, known, defaults or {}, seed)):
+        for found in answer(_missing(source, known.keys(), defaults or {}, seed)):
             out.add(found)
             totals.count(found)
             line.set_postfix(tokens=totals.tokens, errors=totals.errors, refresh=False)
@@ -105,7 +107,7 @@ def rows_of(source: Path, defaults: dict[str, Any], seed: int | None) -> Iterato
                 yield Row(place, place, ValueError(f"line {place + 1} is not JSON: {problem}"))
 
 
-def _missing(source: Path, known: set[str | int], defaults: dict[str, Any], seed: int | None) -> Iterator[Row]:
+def _missing(source: Path, known: Collection[str | int], defaults: dict[str, Any], seed: int | None) -> Iterator[Row]:
     """The rows without an answer. A row that has the id of an earlier row is an error."""
     seen: set[str | int] = set()
     for row in rows_of(source, defaults, seed):

@@ -33,7 +33,7 @@ def row_of(place: int, given: Any, defaults: dict[str, Any], seed: int | None) -
       place: the row's place in the input, from 0.
       given: a dict with "prompt" (text or token ids) or "messages" (a conversation). It may have an "id", and the
         fields of :class:`specjax.Options` that hold for this row alone.
-      defaults: fields of :class:`specjax.Options` for rows that don't have these fields.
+      defaults: fields of :class:`specjax.Options` for rows that don't have these fields. ``chat`` is for texts alone.
       seed: the base seed; None: each row without a seed draws a fresh one.
     """
     if not isinstance(given, dict):
@@ -56,6 +56,8 @@ def _request(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any] 
                           "specjax.Options, priority and cache_salt")  # fmt: skip
     if isinstance(bias := options.get("logit_bias"), dict):  # JSON writes the token ids as strings
         options["logit_bias"] = {int(key) if str(key).isdecimal() else key: value for key, value in bias.items()}
+    if "prompt" in given and not isinstance(given["prompt"], str):
+        defaults = {name: value for name, value in defaults.items() if name != "chat"}  # which wraps texts alone
     return {**defaults, **options, "prompt": prompts[0]}
 
 

@@ -39,7 +39,9 @@ def render(template: str, variables: Mapping[str, Any], date: str | None = None)
         compiled = _compiled(template)
         return compiled.render(**{**variables, "strftime_now": lambda format: now.strftime(format)})
     except Exception as e:  # every error that a template raises is about its input
-        raise ValueError(f"the chat template can't render these messages: {e}") from e
+        texts = all(isinstance(message.get("content"), str) for message in variables.get("messages", ()))
+        hint = "" if texts else "; some messages have no content that is one text: join text parts to one"
+        raise ValueError(f"the chat template can't render these messages: {e}{hint}") from e
 
 
 def moment(date: Any) -> datetime.datetime:

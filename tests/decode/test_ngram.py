@@ -111,3 +111,13 @@ def test_rows_without_a_hit_propose_nothing():
 def test_bad_ngram_sizes_are_refused(low, high):
     with pytest.raises(ValueError, match="prompt_lookup_min"):
         PromptLookup(prompt_lookup_max=high, prompt_lookup_min=low)
+
+
+@pytest.mark.parametrize("longest", [10**9, np.int32(10**9)])
+def test_a_run_is_searched_no_further_than_the_sequence_goes(monkeypatch, longest):
+    """Counted in turns of the loop: a number beyond every text must cost no more than the text."""
+    turns, loop = [], ngram.lax.fori_loop
+    monkeypatch.setattr(ngram.lax, "fori_loop", lambda low, high, *rest: turns.append(int(high)) or loop(low, 3, *rest))
+    tokens = jnp.array([1, 2, 1, 2, 0, 0])
+    ngram.suffix_runs(tokens, jnp.int32(4), longest if isinstance(longest, int) else jnp.asarray(longest))
+    assert turns[0] <= len(tokens) + 1

@@ -76,6 +76,17 @@ def test_bad_prompts_are_refused(prompts, message):
         job(prompts)
 
 
+def test_the_drafter_that_suits_a_model_has_a_name():
+    assert job(drafter="auto").decoder.drafter == PromptLookup()  # no head comes with specjax for this model
+    with pytest.raises(ValueError, match="one of 'none', 'ngram', 'auto' or an object with .propose, got 'nope'"):
+        job(drafter="nope")
+
+
+def test_the_first_argument_is_a_model():
+    with pytest.raises(ValueError, match="lm must be a model, such as specjax.load gives, got 'smollm2"):
+        generate("smollm2-135m-instruct", PROMPT)
+
+
 def test_chat_wants_text():
     with pytest.raises(ValueError, match="chat"):
         job(chat=True)

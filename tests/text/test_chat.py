@@ -134,6 +134,14 @@ def test_control_strings_in_a_message_are_text(tmp_path, kind):
     assert tool in ids  # neither special nor written by the template: an ordinary word of the vocabulary
 
 
+def test_a_message_whose_content_is_no_text_is_named_where_the_template_fails(tmp_path):
+    t = chatml(tmp_path, byte_level)
+    t.chat_template = "{{ 'You: ' + messages[0].content }}"
+    for content in ({"content": [{"type": "text", "text": "a"}]}, {}):
+        with pytest.raises(ValueError, match="join text parts to one"):
+            t.apply_chat_template([{"role": "user", **content}])
+
+
 def test_a_variable_may_replace_special_tokens_alone(tmp_path):
     """Another variable is text, whatever its name."""
     t = chatml(tmp_path, byte_level)
