@@ -224,7 +224,7 @@ def test_the_seeds_of_all_rows_are_reported():
 @pytest.mark.parametrize("run", [generate, stream, warmup])
 def test_a_filter_without_a_temperature_is_greedy_and_says_so(run, recwarn, monkeypatch):
     for work in ("generate", "warmup"):  # the host says so, before any work
-        monkeypatch.setattr(Job, work, lambda job: None)
+        monkeypatch.setattr(Job, work, lambda job, *args: None)
     for given in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": [None, 0.5]}):
         with pytest.warns(UserWarning, match=f"{next(iter(given))} .*temperature") as said:
             run(LM, [[1]] * 2, max_new_tokens=1, **given)
