@@ -32,6 +32,7 @@ _HEAD_ONLY = {
     "target_hidden_size": values.COUNT,
     "bias": values.FLAG,
 }
+_TAPS, _WITH_TAPS = "eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"  # the keys of eagle_config that are read
 
 
 def table(config: Eagle3HeadConfig | Eagle1HeadConfig) -> dict[str, Part]:
@@ -115,12 +116,16 @@ def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig
     depth = target.config.num_hidden_layers
     if problems := values.problems(head_only, _HEAD_ONLY):
         raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
-    taps = (head_only["eagle_config"] or {}).get("eagle_aux_hidden_state_layer_ids")
+    own = head_only["eagle_config"] or {}
+    taps = own.get(_TAPS)
     if taps is not None and not _are_layers(taps, depth):
-        raise ValueError(
-            f"{path}: eagle_aux_hidden_state_layer_ids must be a list of different layers from 0 to {depth}, "
-            f"got {taps!r}"
-        )
+        raise ValueError(f"{path}: {_TAPS} must be a rising list of layers from 0 to {depth}, got {taps!r}")
+    others = {key: value for key, value in own.items() if value and key not in (_TAPS, _WITH_TAPS)}
+    if own.get(_WITH_TAPS) is False:
+        others[_WITH_TAPS] = False
+    if others:
+        said = ", ".join(f"{key} = {value!r}" for key, value in others.items())
+        raise ValueError(f"{path}: eagle_config: {said} is not implemented")
     layer = from_hf(hf)
     hidden = head_only["target_hidden_size"] or layer.hidden_size
     if layer.num_hidden_layers != 1 or hidden != layer.hidden_size:
@@ -140,6 +145,6 @@ def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig
 
 
 def _are_layers(taps: Any, depth: int) -> bool:
-    """Whether taps is a list of different numbers of layers, each from 0 to ``depth``."""
+    """Whether taps is a rising list of numbers of layers, at least one, each from 0 to ``depth``."""
     ints = isinstance(taps, list) and all(map(values.is_integer, taps))
-    return ints and 0 < len(taps) == len(set(taps)) and all(0 <= tap <= depth for tap in taps)
+    return ints and 0 < len(taps) and sorted(set(taps)) == taps and 0 <= taps[0] and taps[-1] <= depth
