@@ -80,8 +80,8 @@ class Recipe:
       seed: the seed of the first weights, of the order of the texts, and of each step's random choices.
 
     Raises:
-      ValueError: steps or batch is no integer of at least 1, warmup or seed is none of at least 0, weight_decay is no
-        number from 0 on, or learning_rate or clip is no positive number.
+      ValueError: batch is no integer of at least 1; steps, warmup or seed is none of at least 0; weight_decay is no
+        number from 0 on; or learning_rate or clip is no positive number.
     """
 
     steps: int
@@ -93,8 +93,8 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
-        check_counts(1, steps=self.steps, batch=self.batch)
-        check_counts(0, warmup=self.warmup, seed=self.seed)
+        check_counts(1, batch=self.batch)
+        check_counts(0, steps=self.steps, warmup=self.warmup, seed=self.seed)
         check_number("weight_decay", self.weight_decay, 0)
         check_number("learning_rate", self.learning_rate, SMALLEST_FLOAT)
         check_number("clip", self.clip, SMALLEST_FLOAT)

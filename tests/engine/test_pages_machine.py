@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_page_is_where_the_model_says(self):
         self.pages.check([table for _, table in self.running])
-        assert self.pages.available == len(self.free) + len(self.kept) and self.pages.kept == len(self.kept)
+        assert self.pages.available == len(self.free) + len(self.kept) and len(self.pages._kept) == len(self.kept)
         assert self.pages.published() == self.page_of
 
     def teardown(self):

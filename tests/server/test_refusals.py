@@ -80,7 +80,7 @@ BAD = [
             (dict(logit_bias={"99999": 1}), "logit_bias"),
             (dict(logit_bias={str(i): 1 for i in range(2000)}), "logit_bias"),
             (dict(stop_token_ids=[10**6]), "stop_token_ids"),
-            (dict(min_tokens=9, max_tokens=3), "min_new_tokens"),
+            (dict(min_tokens=9, max_tokens=3), "min_tokens must be at most max_tokens"),
             (dict(stream_options={"include_usage": True}), "stream_options"),
             (dict(suffix="b"), "suffix"),
             (dict(best_of=3), "best_of"),
