@@ -1,32 +1,27 @@
 """A draft model: any smaller model with the target's tokenizer. The draft model decodes ahead in its own cache."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
 from specjax.decode.beam_round import BeamState, Levels
-from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
-from specjax.decode.types import DecodeState, Draft, Outcome, Plan
+from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.types import DecodeState, Draft, Plan
 from specjax.drafting.base import FixedWidth
 from specjax.drafting.draw_beams import draw_beams
 from specjax.drafting.draw_chain import check_temperature, draw_chain
+from specjax.drafting.own_model import DraftState, OwnModel
 from specjax.models import cache as kv
 from specjax.models import tuning
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 from specjax.text.tokenizer import check_same_tokenizer
 
 
-class DraftState(NamedTuple):
-    # The draft model's cache. Its lengths say how many tokens of the text it holds.
-    cache: KVCache
-
-
 @dataclasses.dataclass(frozen=True)
-class DraftModel(FixedWidth):
+class DraftModel(OwnModel, FixedWidth):
     """Draws K tokens from the draft model with the request's own sampling transforms (Leviathan et al. 2023).
 
     Args:
@@ -59,14 +54,6 @@ class DraftModel(FixedWidth):
         del target, num_speculative_tokens
         return DraftState(self.lm.alloc_cache(batch, capacity))
 
-    def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
-        del target
-        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
-
-    def resume(self, target: Model, own: DraftState, state: DecodeState) -> DraftState:
-        del target  # decoders catch up in ``propose``
-        return DraftState(read_sources(self.lm, own.cache, state))
-
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
@@ -97,12 +84,6 @@ class DraftModel(FixedWidth):
         positions = state.lengths[:, None] + span(num_speculative_tokens)
         fits = positions <= self.lm.max_positions
         return draft._replace(valid=draft.valid & fits), DraftState(cache), state.cache
-
-    def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
-        # The fed tokens are the committed ones up to the new last token. The new last token is a correction or a bonus,
-        # which the draft model has not read.
-        del target, outcome
-        return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
 
     def propose_beams(
         self, target: Model, own: DraftState, state: BeamState, num_speculative_tokens: int, width: int

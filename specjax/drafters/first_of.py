@@ -7,14 +7,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.decode.arrays import where_rows
-from specjax.decode.types import DecodeState, Draft, Drafter, Outcome, Plan
+from specjax.decode.types import DecodeState, Draft, Drafter, Plan
+from specjax.drafting.base import Several
 from specjax.drafting.combine import alike
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstOf:
+class FirstOf(Several):
     """Proposes the draft of ``first`` in rows where ``first`` has a draft, and the draft of ``second`` in other rows.
 
     ``second`` runs only if some row needs its draft. More than two drafters nest: ``FirstOf(a, FirstOf(b, c))``. Both
@@ -23,6 +24,10 @@ class FirstOf:
 
     first: Drafter
     second: Drafter
+
+    @property
+    def members(self) -> tuple[Drafter, Drafter]:
+        return self.first, self.second
 
     def plan(self, target: Model, num_speculative_tokens: int) -> Plan:
         first, second = (d.plan(target, num_speculative_tokens) for d in (self.first, self.second))
@@ -36,17 +41,6 @@ class FirstOf:
             shaped_by_size=first.shaped_by_size or second.shaped_by_size,
             shared_shapes=first.shared_shapes or second.shared_shapes,
         )
-
-    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
-        return tuple(d.init(target, batch, capacity, num_speculative_tokens) for d in (self.first, self.second))
-
-    def follow(self, target: Model, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
-        both = zip((self.first, self.second), own, strict=True)
-        return tuple(drafter.follow(target, its_own, state, starts, out) for drafter, its_own in both)
-
-    def resume(self, target: Model, own: tuple, state: DecodeState) -> tuple:
-        both = zip((self.first, self.second), own, strict=True)
-        return tuple(drafter.resume(target, its_own, state) for drafter, its_own in both)
 
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
@@ -67,10 +61,6 @@ class FirstOf:
 
         second, second_own, cache = lax.cond(jnp.any(silent), ask, skip, second_own, cache)
         return _choose(silent, first, second, target.vocab_size), (first_own, second_own), cache
-
-    def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
-        both = zip((self.first, self.second), own, strict=True)
-        return tuple(drafter.commit(target, its_own, state, outcome) for drafter, its_own in both)
 
 
 jax.tree_util.register_dataclass(FirstOf, data_fields=["first", "second"], meta_fields=[])

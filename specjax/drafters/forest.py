@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 from specjax.decode import random
 from specjax.decode.draft_shape import grown, parents_of
-from specjax.decode.types import DecodeState, Draft, Outcome, Plan
-from specjax.drafting.base import FixedWidth
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafting.base import Several
 from specjax.drafting.combine import same_probs
 from specjax.drafting.grow_tree import ChainOrTree
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Forest(FixedWidth):
+class Forest(Several):
     """Proposes the drafts of all members in one tree. The first tokens are siblings, judged in the members' order.
 
     The members draw independently of each other. Each sibling is judged by the q of its own member, so no draw may
@@ -55,15 +55,6 @@ class Forest(FixedWidth):
             shared_shapes=any(plan.shared_shapes for plan in plans),
         )
 
-    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
-        return tuple(m.init(target, batch, capacity, num_speculative_tokens) for m in self.members)
-
-    def follow(self, target: Model, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
-        return tuple(m.follow(target, s, state, starts, out) for m, s in zip(self.members, own, strict=True))
-
-    def resume(self, target: Model, own: tuple, state: DecodeState) -> tuple:
-        return tuple(m.resume(target, s, state) for m, s in zip(self.members, own, strict=True))
-
     def propose(
         self, target: Model, own: tuple, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, tuple, KVCache]:
@@ -77,9 +68,6 @@ class Forest(FixedWidth):
             new_own.append(its_own)
         tree = _side_by_side(drafts, target.vocab_size, num_speculative_tokens)
         return tree, tuple(new_own), cache
-
-    def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
-        return tuple(m.commit(target, s, state, outcome) for m, s in zip(self.members, own, strict=True))
 
 
 jax.tree_util.register_dataclass(Forest, data_fields=["members"], meta_fields=[])

@@ -7,18 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode.arrays import row_at, span
-from specjax.decode.prefill import catch_up, check_chunk, read_along, read_sources
-from specjax.decode.types import DecodeState, Draft, Outcome, Plan
-from specjax.drafters.draft_model import DraftState, check_draft_model
+from specjax.decode.prefill import catch_up, check_chunk
+from specjax.decode.types import DecodeState, Draft, Plan
+from specjax.drafters.draft_model import check_draft_model
 from specjax.drafting.grow_tree import ChainOrTree, Level, Tree, tree_of
+from specjax.drafting.own_model import DraftState, OwnModel
 from specjax.drafting.topology import Topology
 from specjax.models import cache as kv
 from specjax.models.cache import KVCache
-from specjax.models.model import Model, Output
+from specjax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeModel(ChainOrTree):
+class TreeModel(OwnModel, ChainOrTree):
     """Grows a tree with the draft model, in one call of the model for each level.
 
     Sources: Miao et al. 2024, SpecInfer; Chen et al. 2024, Sequoia (siblings without replacement). If every node has
@@ -59,14 +60,6 @@ class TreeModel(ChainOrTree):
         del target
         return DraftState(self.lm.alloc_cache(batch, kv.room(capacity + self.room(num_speculative_tokens))))
 
-    def follow(self, target: Model, own: DraftState, state: DecodeState, starts: jax.Array, out: Output) -> DraftState:
-        del target
-        return DraftState(read_along(self.lm, own.cache, state, starts, out.hidden.shape[1]).cache)
-
-    def resume(self, target: Model, own: DraftState, state: DecodeState) -> DraftState:
-        del target  # decoders catch up in ``propose``
-        return DraftState(read_sources(self.lm, own.cache, state))
-
     def propose(
         self, target: Model, own: DraftState, state: DecodeState, keys: jax.Array, num_speculative_tokens: int
     ) -> tuple[Draft, DraftState, KVCache]:
@@ -94,12 +87,6 @@ class TreeModel(ChainOrTree):
         fits = state.lengths[:, None] + depth - 1 <= self.lm.max_positions
         own = DraftState(kv.with_lengths(cache, held))
         return draft._replace(valid=draft.valid & fits), own, state.cache
-
-    def commit(self, target: Model, own: DraftState, state: DecodeState, outcome: Outcome | None) -> DraftState:
-        # Entries of the tree stand past the cache's length. If a row was cut back, the cache's length is cut too.
-        del target, outcome
-        return DraftState(kv.with_lengths(own.cache, jnp.minimum(own.cache.lengths, state.lengths - 1)))
-
 
 jax.tree_util.register_dataclass(
     TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk", "any_tokenizer"]

@@ -1,4 +1,4 @@
-"""Base classes of drafters: with one block width, without an own state, often without a draft, or around another."""
+"""Base classes of drafters: of one block width, without an own state, often silent, around another, of several."""
 
 from typing import Any
 
@@ -60,6 +60,24 @@ class Wrapping:
 
     def commit(self, target: Model, own: Any, state: DecodeState, outcome: Outcome | None) -> Any:
         return self.inner.commit(target, own, state, outcome)
+
+
+class Several:
+    """A drafter of several others, ``members``: its own state is the tuple of theirs. A subclass adds the rest."""
+
+    members: Any  # tuple[Drafter, ...]; a subclass may compute it
+
+    def init(self, target: Model, batch: int, capacity: int, num_speculative_tokens: int) -> tuple:
+        return tuple(m.init(target, batch, capacity, num_speculative_tokens) for m in self.members)
+
+    def follow(self, target: Model, own: tuple, state: DecodeState, starts: jax.Array, out: Output) -> tuple:
+        return tuple(m.follow(target, s, state, starts, out) for m, s in zip(self.members, own, strict=True))
+
+    def resume(self, target: Model, own: tuple, state: DecodeState) -> tuple:
+        return tuple(m.resume(target, s, state) for m, s in zip(self.members, own, strict=True))
+
+    def commit(self, target: Model, own: tuple, state: DecodeState, outcome: Outcome | None) -> tuple:
+        return tuple(m.commit(target, s, state, outcome) for m, s in zip(self.members, own, strict=True))
 
 
 def static(cls):

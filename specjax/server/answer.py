@@ -10,6 +10,7 @@ from typing import Any
 from specjax.engine.engine import Engine
 from specjax.engine.handle import Handle
 from specjax.engine.scoring import score
+from specjax.generation.metrics import Totals
 from specjax.generation.result import Event, Result
 from specjax.server.bridge import Mailbox
 from specjax.server.errors import RefusedError, as_refusal
@@ -247,12 +248,11 @@ def speculative_decoding(result: Result) -> dict[str, Any] | None:
 
 def record(results: list[Result], seed: int) -> dict[str, Any]:
     """What speculation did: the field ``specjax`` of responses and last chunks."""
-    metrics = [result.metrics[0] for result in results]
-    accepted, steps = sum(m.num_accepted_tokens for m in metrics), sum(m.num_spec_steps for m in metrics)
+    totals = Totals.of([result.metrics[0] for result in results])
     return {
-        "rounds": sum(m.num_steps for m in metrics),
-        "drafted": sum(m.num_draft_tokens for m in metrics),
-        "accepted": accepted,
-        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "rounds": totals.steps,
+        "drafted": totals.drafted,
+        "accepted": totals.accepted,
+        "mean_acceptance_length": totals.mean_acceptance_length,
         "seed": seed,
     }
