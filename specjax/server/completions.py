@@ -33,7 +33,7 @@ def work(engine: Engine, body: CompletionRequest, key_salt: str) -> Work:
     echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if body.echo else None
     if body.max_tokens is None:  # the default is cut to what fits
         for one in ids:
-            check_length(engine, len(one), None)
+            check_length(engine, "prompt", len(one), None)
         limit = min(limit, engine.longest - max(map(len, ids)))
     return work_of(engine, body, ids, limit, body.logprobs, key_salt, echo)
 

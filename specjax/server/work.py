@@ -69,8 +69,9 @@ def work_of(
     if logprobs is not None and logprobs > engine.max_logprobs:
         message = f"this server gives at most {engine.max_logprobs} log-probabilities at each position, got {logprobs}"
         raise RefusedError(400, message, "logprobs")
+    field = "prompt" if "prompt" in type(body).model_fields else "messages"
     for prompt in prompts:
-        check_length(engine, len(prompt), max_tokens)
+        check_length(engine, field, len(prompt), max_tokens)
     options = {
         **_sampling(body),
         **_stops(engine, body),
@@ -82,8 +83,11 @@ def work_of(
     return Work(prompts, n, seed, options, salt, tuple(options["stop"] or ()), echo)
 
 
-def check_length(engine: Engine, length: int, max_tokens: int | None) -> None:
-    """Raises RefusedError if the engine has no room for ``length`` prompt tokens and ``max_tokens`` new ones."""
+def check_length(engine: Engine, field: str, length: int, max_tokens: int | None) -> None:
+    """Raises RefusedError if the engine has no room for ``length`` tokens of a prompt and ``max_tokens`` new ones.
+
+    ``field`` is the request's field that holds the prompt.
+    """
     asked = length + (1 if max_tokens is None else max_tokens)
     if length >= engine.longest or asked > engine.longest:
         new = "at least 1 new token" if max_tokens is None else f"{max_tokens} new tokens"
@@ -91,7 +95,7 @@ def check_length(engine: Engine, length: int, max_tokens: int | None) -> None:
             400,
             f"this server's maximum context length is {engine.longest} tokens, but the request needs {asked}: "
             f"{length} of the prompt and {new}; shorten the prompt or lower max_tokens",
-            "messages" if max_tokens is None else "max_tokens",
+            field if length >= engine.longest or max_tokens is None else "max_tokens",
             "context_length_exceeded",
         )
 

@@ -123,6 +123,8 @@ def test_what_can_not_be_met_is_refused_by_name():
                 assert word is None or word in error["message"] or word == error["param"], (body[:99], error)
                 if word == "maximum context length":
                     assert error["code"] == "context_length_exceeded"
+                    long = "messages" if path == CHAT else "prompt"
+                    assert error["param"] == ("max_tokens" if b'"max_tokens": 300' in body else long)
             stats = app.state.service.engine.stats()
             assert (stats.running, stats.waiting, app.state.service.running) == (0, 0, 0)
             assert (await one.post(PATH, content=b'{"prompt": "a", "model": "other"}')).status_code == 404
