@@ -1,6 +1,6 @@
 """Where the tensors of a Hugging Face GPT-2 go in the parameter tree."""
 
-from convert.part import Layout, Part, whole
+from convert.layout import Layout, Part, whole
 from specjax.models.gpt2_config import GPT2Config
 
 

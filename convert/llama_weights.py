@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert import gpt2_weights, t5_weights
-from convert.part import Layout, Part, whole
+from convert.layout import Layout, Part, whole
 from specjax.models import families, parallel
 from specjax.models.config import LlamaConfig
 from specjax.models.configs import ModelConfig

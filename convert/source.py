@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from convert import llama_weights as llama
-from convert import parts, safetensors
+from convert import safetensors, sharded_read
 from specjax.checkpoints.json_file import read_json
 from specjax.models import parallel
 from specjax.models.config import LlamaConfig
@@ -31,13 +31,13 @@ class Source(NamedTuple):
     entries: dict[str, safetensors.Entry] | None = None  # where each tensor stands; None: no part can be read alone
 
     def fill_parts(self, mesh: Mesh, dtype=None, quantize: str | None = None) -> dict:
-        """The parameter tree, cut over a mesh. Arguments and errors as of :func:`convert.parts.read`.
+        """The parameter tree, cut over a mesh. Arguments and errors as of :func:`convert.sharded_read.read`.
 
         Each process reads its own parts of a Llama's or a relative's safetensors, and of all else the whole file.
         """
         if self.entries is None or not isinstance(self.config, LlamaConfig):
             return self.fill(dtype, parallel.placement(self.config, mesh, quantize))
-        return parts.read(self.config, self.entries, dtype or self.dtype, mesh, quantize)
+        return sharded_read.read(self.config, self.entries, dtype or self.dtype, mesh, quantize)
 
     def fill(self, dtype=None, place: llama.Place | None = None, label: str | None = None) -> dict:
         """Reads the weights into the parameter tree. Raises as :func:`convert.llama_weights.from_hf_tensors`.

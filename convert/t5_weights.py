@@ -1,6 +1,6 @@
 """Where the tensors of a Hugging Face T5 go in the parameter tree."""
 
-from convert.part import Layout, Part, whole
+from convert.layout import Layout, Part, whole
 from specjax.models.t5_config import T5Config
 
 Path = tuple[str, ...]

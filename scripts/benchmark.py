@@ -18,7 +18,7 @@ import jax
 from cli.parser import Parser, flag, refusing
 
 from specjax.generation.compilation import compilation_cache_of_script
-from specjax.measure.benchmark import eagle, early_exit, held, latency, parts, peers, rounds, serving, sweep, waits
+from specjax.measure.benchmark import calls, eagle, early_exit, held, latency, peers, rounds, serving, sweep, waits
 from specjax.measure.benchmark import timed as measure
 from specjax.measure.benchmark.case import SHAPES, Case
 from specjax.measure.benchmark.table import Table
@@ -28,10 +28,10 @@ from specjax.testing.planted_dflash import BLOCK
 
 # What each mode measures.
 MODES = {
-    "verify": lambda case, table, args: parts.verify(case, table),
-    "draft": lambda case, table, args: parts.draft(case, table),
-    "quantized": lambda case, table, args: parts.eight_bits(case, table),
-    "arithmetic": lambda case, table, args: parts.arithmetic(case, table),
+    "verify": lambda case, table, args: calls.verify(case, table),
+    "draft": lambda case, table, args: calls.draft(case, table),
+    "quantized": lambda case, table, args: calls.eight_bits(case, table),
+    "arithmetic": lambda case, table, args: calls.arithmetic(case, table),
     "round": None,  # measured together with plain decoding, which every run measures
     "drafters": lambda case, table, args: rounds.drafters(case, table, args.corpus),
     "early-exit": lambda case, table, args: early_exit.early_exit(case, table, args.exit_layer),
@@ -263,7 +263,7 @@ def run(args: argparse.Namespace) -> None:
     about = {"device": device.device_kind, "jax": jax.__version__, "arguments": vars(args), "bandwidth": speed}
     about["attention"] = attention.usual_implementation()
     table = Table(about, args.json)
-    settings = tuple(parts.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()
+    settings = tuple(calls.SETTINGS) if "round" in args.modes else ("T = 0",) if others else ()
     runs = rounds.rounds(case, table, settings)
     steps = {mode: partial(MODES[mode], case, table, args) for mode in args.modes if MODES[mode]}
     steps |= {peer.name: partial(peers.compare, peer, case, table, runs) for peer in others}

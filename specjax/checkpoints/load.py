@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from convert import checkpoint, default_model, llama_weights
-from convert.part import Part
+from convert.layout import Part
 from convert.source import Source, open_source
 from specjax.models import parallel, quantized
 from specjax.models.configs import ModelConfig

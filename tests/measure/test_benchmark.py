@@ -18,9 +18,9 @@ from specjax.generation.generate import prepare
 from specjax.measure.benchmark import early_exit as early_exit_module
 from specjax.measure.benchmark import held, latency, peers, plots, serving, sweep
 from specjax.measure.benchmark import timed as measure
+from specjax.measure.benchmark.calls import DRAFT_STEP
 from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.early_exit import early_exit
-from specjax.measure.benchmark.parts import DRAFT_STEP
 from specjax.measure.benchmark.peers import gpt_fast, weights
 from specjax.measure.benchmark.rounds import against_theory, rounds
 from specjax.measure.benchmark.steady import Steady

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from commands import script
 
+from specjax.measure.benchmark import calls, serving, sweep
 from specjax.measure.benchmark import case as cases
-from specjax.measure.benchmark import parts, serving, sweep
 from specjax.measure.benchmark.case import Case
 from specjax.measure.benchmark.rounds import rounds
 from specjax.measure.benchmark.table import Table
@@ -56,9 +56,9 @@ def test_a_step_of_a_t5_reads_neither_the_encoder_nor_what_makes_the_sources_ent
 
 def test_draft_steps_of_a_t5_see_a_source(t5, monkeypatch):
     seen = []
-    monkeypatch.setattr(parts, "all_seconds", lambda calls: seen.extend(calls.values()) or 1 / 0)
+    monkeypatch.setattr(calls, "all_seconds", lambda named: seen.extend(named.values()) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        parts.draft(t5, Table({}))
+        calls.draft(t5, Table({}))
     assert [call.arguments[1].source.tolist() for call in seen] == [[16], [16]]
 
 

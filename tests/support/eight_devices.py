@@ -303,5 +303,5 @@ def test_meshes_that_do_not_suit_are_refused_with_their_numbers():
     for mesh in (jax.make_mesh((2, 2), ("x", "y")), jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))):
         with pytest.raises(ValueError, match="specjax.parallel.mesh"):
             parallel.shard(LM, mesh)
-    with pytest.raises(ValueError, match="draft model is on one device and the target on a mesh of {'model': 2}.*replicate"):
+    with pytest.raises(ValueError, match="is on one device and the target on a mesh of {'model': 2}.*replicate"):
         generate(parallel.shard(LM, parallel.mesh(2)), PROMPTS, drafter=DraftModel(DRAFT))

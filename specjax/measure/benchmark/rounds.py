@@ -12,8 +12,8 @@ from specjax.decode.types import Draft, Drafter, Plan
 from specjax.drafters import Cascade, Jacobi, Lookahead, PromptLookup, Retrieval
 from specjax.drafting.datastore import Datastore
 from specjax.drafting.topology import from_widths
+from specjax.measure.benchmark.calls import DRAFT_STEP, SETTINGS
 from specjax.measure.benchmark.case import Case
-from specjax.measure.benchmark.parts import DRAFT_STEP, SETTINGS
 from specjax.measure.benchmark.table import Table
 from specjax.measure.benchmark.timed import Run, generations
 from specjax.measure.timing import Given

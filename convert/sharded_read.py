@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 
 from convert import llama_weights
-from convert.part import Part
+from convert.layout import Part
 from convert.safetensors import Entry
 from specjax.models import families, parallel, quantized
 from specjax.models.config import LlamaConfig

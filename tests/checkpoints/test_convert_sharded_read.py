@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hf_folders import HF, write_hf
 
-from convert import parts, source
+from convert import sharded_read, source
 from convert.llama_weights import LLAMA, Part, from_hf_tensors, table
 from specjax.models import llama, parallel
 from specjax.models.config import from_hf
@@ -30,8 +30,8 @@ def test_parts_together_are_the_leaf_and_each_reads_its_share(tmp_path, monkeypa
     tensors, config = write_hf(tmp_path / "m", hf), from_hf(hf)
     expected = from_hf_tensors(config, tensors.items())
     entries, read = source.open_source(tmp_path / "m").entries, []
-    real = parts._slice
-    monkeypatch.setattr(parts, "_slice", lambda *args: read.append(real(*args)) or read[-1])
+    real = sharded_read._slice
+    monkeypatch.setattr(sharded_read, "_slice", lambda *args: read.append(real(*args)) or read[-1])
     places: dict[tuple, list[tuple[str, Part]]] = {}
     for name, part in table(config).items():
         places.setdefault(part.path, []).append((LLAMA.full_name(name), part))
@@ -40,7 +40,7 @@ def test_parts_together_are_the_leaf_and_each_reads_its_share(tmp_path, monkeypa
         pieces = cut(path, leaf.shape, 2)
         for index in pieces:
             read.clear()
-            found = parts.filled(entries, places[path], leaf.shape, index, np.dtype(np.float32))
+            found = sharded_read.filled(entries, places[path], leaf.shape, index, np.dtype(np.float32))
             node = expected
             for key in path:
                 node = node[key]
