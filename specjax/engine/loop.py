@@ -207,9 +207,9 @@ class Loop:
         known, resume = part.pages.known(ticket.keys), ticket.saved or ticket.samples.read
         if resume is not None and len(known) < resume.first:
             resume = None  # a page of the prompt was given away meanwhile, so the prompt is read again
-        # Chunks begin at multiples of their size. So the same call computes an entry, whatever was known before it.
-        whole_chunks = len(known) * PAGE // self.chunk * self.chunk  # tokens
-        known = known[: resume.first if resume else whole_chunks // PAGE]
+        # Chunks begin at multiples of their size: the same call computes an entry, whatever was known before it.
+        in_whole_chunks = len(known) * PAGE // self.chunk * self.chunk // PAGE
+        known = known[: resume.first if resume else in_whole_chunks]
         part.pages.share(known)
         ticket.part, ticket.pages = part, known
         # Overcommitted, each running request keeps a page to grow into, so that nobody is swapped out at once.
@@ -345,7 +345,6 @@ def _of_row(packed: Any, slot: int, top_logprobs: int) -> RowRound:
     """The round of one slot, from NumPy arrays."""
     committed, accepted, drafted, active, failed = packed.numbers[slot, :5].tolist()
     chosen = None if packed.logprobs is None else packed.logprobs[slot]
-    top = None
-    if packed.top is not None and top_logprobs:
-        top = Top(*(x[slot, :, :top_logprobs] for x in packed.top))
+    wanted = packed.top is not None and top_logprobs
+    top = Top(*(x[slot, :, :top_logprobs] for x in packed.top)) if wanted else None
     return RowRound(committed, accepted, drafted, bool(active), bool(failed), packed.numbers[slot, 5:], chosen, top)
