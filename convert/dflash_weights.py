@@ -98,17 +98,11 @@ def _problems(own: dict[str, Any], hf: dict[str, Any], depth: int, vocab: int) -
     if not values.token_id(vocab).holds(said.get("mask_token_id")):
         problems.append(values.token_id(vocab).problem("mask_token_id", said.get("mask_token_id")))
     ids = said.get("target_layer_ids")
-    if ids is not None and not _are_layers(ids, depth):
+    if ids is not None and not values.are_rising(ids, depth):
         problems.append(f"target_layer_ids must be a rising list of layers from 0 to {depth - 1}, got {ids!r}")
     others = {key: value for key, value in said.items() if key not in _READ and value is not None}
     refused = {key: value for key, value in others.items() if value or key not in _OFF}
     return problems + [f"{KEY}: {key} = {value!r} is not implemented" for key, value in refused.items()]
-
-
-def _are_layers(ids: Any, depth: int) -> bool:
-    """Whether ids is a rising list of numbers of layers, at least one, each from 0 to ``depth`` - 1."""
-    ints = isinstance(ids, list) and all(map(values.is_integer, ids))
-    return ints and 0 < len(ids) and sorted(set(ids)) == ids and 0 <= ids[0] and ids[-1] < depth
 
 
 def _spread(depth: int, count: int) -> list[int]:

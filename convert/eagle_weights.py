@@ -118,7 +118,7 @@ def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig
         raise ValueError(f"{path} can't be used:\n  " + "\n  ".join(problems))
     own = head_only["eagle_config"] or {}
     taps = own.get(_TAPS)
-    if taps is not None and not _are_layers(taps, depth):
+    if taps is not None and not values.are_rising(taps, depth + 1):
         raise ValueError(f"{path}: {_TAPS} must be a rising list of layers from 0 to {depth}, got {taps!r}")
     others = {key: value for key, value in own.items() if value and key not in (_TAPS, _WITH_TAPS)}
     if own.get(_WITH_TAPS) is False:
@@ -142,9 +142,3 @@ def read_config(folder: Path, target: LM) -> Eagle3HeadConfig | Eagle1HeadConfig
         return Eagle1HeadConfig(layer, head_only["bias"] is not False)
     layer = dataclasses.replace(layer, vocab_size=head_only["draft_vocab_size"] or layer.vocab_size)
     return Eagle3HeadConfig(layer, (2, depth // 2, depth - 3) if taps is None else tuple(taps))
-
-
-def _are_layers(taps: Any, depth: int) -> bool:
-    """Whether taps is a rising list of numbers of layers, at least one, each from 0 to ``depth``."""
-    ints = isinstance(taps, list) and all(map(values.is_integer, taps))
-    return ints and 0 < len(taps) and sorted(set(taps)) == taps and 0 <= taps[0] and taps[-1] <= depth

@@ -54,7 +54,8 @@ def put(buffer: jax.Array, block: jax.Array, starts: jax.Array) -> jax.Array:
     """Writes block[B, T, ...] into buffer[B, L, ...] at each row's own start i32[B].
 
     The capacity leaves room for a whole block past every limit, so no slice is clamped. What lies past a row's new
-    length is overwritten by the next round. One row is written as a slice: a scatter checks its bounds by kernels.
+    length is overwritten by the next round. A single row is written as one slice, because a scatter takes further
+    kernels on a GPU, which check its bounds.
     """
     if len(starts) == 1:
         return lax.dynamic_update_slice(buffer, block, (0, starts[0], *(0,) * (buffer.ndim - 2)))

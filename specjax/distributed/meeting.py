@@ -14,7 +14,7 @@ from specjax.distributed.channel import Channel
 from specjax.distributed.replica import Replica
 
 PLACE = "specjax/replica"  # the key under which rank 0 says where it listens
-HELLO_BYTES, HELLO_SECONDS = 4096, 10  # what a connection to rank 0 may take until rank 0 knows who has come
+HELLO_BYTES, HELLO_SECONDS = 4096, 10  # the most of a connection until rank 0 knows who has come
 
 
 def join(
@@ -81,8 +81,8 @@ def _gather(size: int, hello: dict[str, Any], timeout: float) -> tuple[dict[int,
             except TimeoutError as problem:
                 missing = sorted(set(range(1, size)) - set(channels))
                 raise RuntimeError(
-                    f"ranks {missing} of {size} did not come to rank 0 in {timeout} s; look at their output, and give "
-                    "them longer by initialization_timeout"
+                    f"ranks {missing} of {size} did not come to rank 0 in {timeout} s; look at their output, or give "
+                    "them more time by initialization_timeout"
                 ) from problem
             found = _introduced(connection, token)
             if found is None:

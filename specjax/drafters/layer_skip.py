@@ -33,7 +33,8 @@ class LayerSkip(Stateless):
       temperature: replaces the request's temperature while drafting. None: the request's.
 
     Raises:
-      ValueError: a field is of another kind. By ``plan``: the target has no layer of a number.
+      ValueError: ``exit_layer`` is no integer of at least 1, a list of layers holds something else than integers, or
+        ``temperature`` is no number from 0 on. ``plan`` raises ValueError if the target has no layer of some number.
     """
 
     exit_layer: int | None = None

@@ -88,6 +88,7 @@ class TreeModel(OwnModel, ChainOrTree):
         own = DraftState(kv.with_lengths(cache, held))
         return draft._replace(valid=draft.valid & fits), own, state.cache
 
+
 jax.tree_util.register_dataclass(
     TreeModel, data_fields=["lm"], meta_fields=["tree", "temperature", "prefill_chunk", "any_tokenizer"]
 )

@@ -63,7 +63,10 @@ class Wrapping:
 
 
 class Several:
-    """A drafter of several others, ``members``: its own state is the tuple of theirs. A subclass adds the rest."""
+    """A drafter of several others, ``members``, whose own states are a tuple.
+
+    A subclass adds ``plan`` and ``propose``.
+    """
 
     members: Any  # tuple[Drafter, ...]; a subclass may compute it
 

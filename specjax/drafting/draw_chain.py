@@ -156,8 +156,9 @@ def check_temperature(temperature: Any) -> None:
 def spreading(tokens: jax.Array | None, vocab: int) -> Callable[..., jax.Array]:
     """A function from logits over D tokens, f32[..., D], to logits over the whole vocabulary, f32[..., V].
 
-    Other tokens get -inf, or the function's second argument, and can't be drawn. Call ``spreading`` once a round: it
-    scatters once, and a scatter is a slow kernel. The function that it returns then only gathers in every step.
+    All other tokens get -inf, so they can't be drawn, or the function's second argument: 0, if the function is given
+    probabilities. Call ``spreading`` once a round: it scatters once, and a scatter is a slow kernel. The function that
+    ``spreading`` returns then only gathers in every step.
 
     Args:
       tokens: i32[D], the target's id of each of the D tokens. None: the ids are 0 to D - 1.
@@ -171,6 +172,9 @@ def spreading(tokens: jax.Array | None, vocab: int) -> Callable[..., jax.Array]:
 
 
 def fit(logits: jax.Array, vocab: int, fill: float = -jnp.inf) -> jax.Array:
-    """Fits logits [..., V'] to the target's vocabulary, [..., V]. Ids that only one model has can't be drafted."""
+    """Fits logits [..., V'] to the target's vocabulary, [..., V]. Ids that only one model has can't be drafted.
+
+    ``fill`` stands for the logits of ids that the target alone has.
+    """
     logits = logits[..., :vocab]
     return jnp.pad(logits, (*((0, 0),) * (logits.ndim - 1), (0, vocab - logits.shape[-1])), constant_values=fill)

@@ -1,4 +1,4 @@
-"""What drafters share that decode with a smaller model of their own: a state, which is the model's cache."""
+"""Drafters with a smaller model of their own. The own state of such a drafter is the cache of its model."""
 
 from typing import NamedTuple
 

@@ -5,9 +5,9 @@ import datetime
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from specjax.decode import numeric, random
+from specjax.decode import random
 from specjax.decode.decoder import Decoder
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import check_switches, is_int
 from specjax.decode.types import Drafter, Plan, Verifier
 from specjax.drafters import NoDraft, PromptLookup, auto
 from specjax.generation import known_ids, logprobs, prompts, requests
@@ -45,7 +45,7 @@ def job_of(
     if not hasattr(lm, "max_positions"):
         raise ValueError(f"lm must be a model, such as specjax.load gives, got {lm!r:.200}")
     _check_no_beams(options)
-    numeric.check_switches(**{name: getattr(options, name) for name in SWITCHES})
+    check_switches(**{name: getattr(options, name) for name in SWITCHES})
     drafter, verifier, size = _decoding(lm, options)
     _check_stops(lm, options)
     logprobs.check(options.logprobs)

@@ -108,8 +108,10 @@ def measure(
         steps.append((running, np.asarray(overlap), np.asarray(weight)))
     samples = []
     for row in range(len(job.prompts)):
-        seen = [step[1:] for step in steps if step[0][row]]  # none, if the prompt leaves no room for a round
-        samples.append(Sample(*(np.array([x[i][row] for x in seen], np.float64).reshape(-1, size) for i in (0, 1))))
+        # A prompt that leaves no room for a round has no measurement.
+        seen = [(overlap[row], weight[row]) for running, overlap, weight in steps if running[row]]
+        overlaps, weights = np.array(seen, np.float64).reshape(-1, 2, size).swapaxes(0, 1)  # each [N, K]
+        samples.append(Sample(overlaps, weights))
     return samples
 
 

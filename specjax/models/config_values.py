@@ -35,6 +35,11 @@ def _is_list_of_ids(value: Any, size: int) -> bool:
     return isinstance(value, list | tuple) and all(is_integer(i) and 0 <= i < size for i in value)
 
 
+def are_rising(value: Any, size: int) -> bool:
+    """Whether the value is a list of rising integers, at least one, each from 0 to ``size`` - 1."""
+    return isinstance(value, list) and bool(value) and _is_list_of_ids(value, size) and sorted(set(value)) == value
+
+
 COUNT = Rule("a positive integer", lambda v: is_integer(v) and 0 < v < 2**31, " (at most 2**31 - 1)")
 POSITIVE = Rule("a positive number", lambda v: is_number(v) and v >= _SMALLEST, " (in float32's range)")
 NOT_NEGATIVE = Rule("a number from 0 up", lambda v: is_number(v) and v >= 0)

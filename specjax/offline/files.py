@@ -87,7 +87,7 @@ def fill(
     out = JsonLines(target, BEGINNING, lambda found: known.update({found["id"]: "error" in found}))
     totals = Totals(found=len(known), found_errors=sum(known.values()))
     with progress.bar(desc="rows", total=_lines(source), unit=" rows", initial=len(known)) as line:
-        for found in answer(_missing(source, known.keys(), defaults or {}, seed)):
+        for found in answer(_missing(source, known, defaults or {}, seed)):
             out.add(found)
             totals.count(found)
             line.set_postfix(tokens=totals.tokens, errors=totals.errors, refresh=False)

@@ -48,7 +48,7 @@ class JsonLines:
         self._write(_line(value))
 
     def _write(self, text: bytes) -> None:
-        with open(self._path, "ab", buffering=0) as file:  # no process that is killed leaves bytes in a buffer
+        with open(self._path, "ab", buffering=0) as file:  # a killed process loses no bytes in a buffer
             if (written := file.write(text)) < len(text):  # the disk may be full
                 raise OSError(f"{self._path}: only {written} of a line's {len(text)} bytes could be written")
 

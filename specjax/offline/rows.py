@@ -57,7 +57,7 @@ def _request(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any] 
     if isinstance(bias := options.get("logit_bias"), dict):  # JSON writes the token ids as strings
         options["logit_bias"] = {int(key) if str(key).isdecimal() else key: value for key, value in bias.items()}
     if "prompt" in given and not isinstance(given["prompt"], str):
-        defaults = {name: value for name, value in defaults.items() if name != "chat"}  # which wraps texts alone
+        defaults = {name: value for name, value in defaults.items() if name != "chat"}  # ``chat`` wraps texts alone
     return {**defaults, **options, "prompt": prompts[0]}
 
 

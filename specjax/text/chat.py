@@ -40,7 +40,7 @@ def render(template: str, variables: Mapping[str, Any], date: str | None = None)
         return compiled.render(**{**variables, "strftime_now": lambda format: now.strftime(format)})
     except Exception as e:  # every error that a template raises is about its input
         texts = all(isinstance(message.get("content"), str) for message in variables.get("messages", ()))
-        hint = "" if texts else "; some messages have no content that is one text: join text parts to one"
+        hint = "" if texts else "; the content of some messages is missing or no text: join text parts to one text"
         raise ValueError(f"the chat template can't render these messages: {e}{hint}") from e
 
 

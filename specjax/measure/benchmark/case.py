@@ -102,7 +102,8 @@ class Case:
           quantize_draft: as ``quantize``, for the draft.
 
         Raises:
-          ValueError: there are too few devices, or they can't be parted so, or the vocabularies differ.
+          ValueError: there are too few devices, their number is no multiple of ``data_parallel``, or the vocabularies
+            differ.
         """
         mesh = None if devices == 1 else parallel.mesh(devices, data_parallel)
         shapes = SHAPES[target], SHAPES[draft]
