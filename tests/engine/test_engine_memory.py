@@ -1,24 +1,16 @@
 """The engine's memory: what the report says, and that requests leave nothing behind."""
 
-import gc
 import resource
 
 import jax
 import pytest
 from drafter_table import TARGET, TWIN
+from live_arrays import live
 
 import specjax
 from specjax import memory, testing
 
 SIZES = dict(num_speculative_tokens=3, slots=4, capacity=128, prefill_chunk=64)
-
-
-def live():
-    """The bytes and the number of all arrays in the process, one buffer once."""
-    gc.collect()
-    plain = [x for x in jax.live_arrays() if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    sizes = {x.unsafe_buffer_pointer(): x.nbytes for x in plain}
-    return sum(sizes.values()), len(sizes)
 
 
 def test_the_report_is_what_is_allocated():
