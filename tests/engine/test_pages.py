@@ -50,6 +50,8 @@ def test_the_first_page_of_a_prefix_stays_its_page():
     pages.publish(one, [b"a"])
     pages.publish(two, [b"a"])
     assert pages.known([b"a"]) == one
+    pages.publish(one, [b"b"])
+    assert pages.published() == {b"a": one[0]}, "a published page keeps its prefix"
     pages.give_back(two)
     assert pages.available == 1
 

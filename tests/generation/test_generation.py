@@ -52,6 +52,8 @@ def test_stop_strings_are_found_across_pushes_and_only_whole():
         assert text.stopped is stopped, text.text
     text = TextStream(ALPHABET, stop=("b\nc",))
     assert [text.push(t) and text.stopped for t in (1, 3, 4)] == [False, False, True]
+    text = TextStream(ALPHABET, stop=("\n", "bbb"))  # one stop string is longer than the other
+    assert [text.push(t) and text.stopped for t in (1, 1, 1)] == [False, False, True]
 
 
 VOCAB = 20

@@ -110,6 +110,7 @@ def test_origins_are_what_the_events_said():
     assert [origin == "accepted" for origin in origins] == from_draft
     assert Metrics(5, [0, 3], [0, 3], 3).origins() == ["plain", *["accepted"] * 3, "bonus"]
     assert Metrics(3, [3], [3], 3).origins() == ["accepted"] * 3
+    assert Metrics(3, [3], [2], 3).origins() == ["accepted", "accepted", "correction"]
 
 
 def test_alpha_counts_only_judged_tokens():

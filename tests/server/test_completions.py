@@ -193,6 +193,8 @@ def test_held_text_lets_through_what_can_be_no_stop_string():
     assert early.push("aa", "plain") == [("a", "plain")]
     assert early.push("b", "plain") == [("a", "plain"), ("b", "plain")]
     assert early.push("</s>", "plain", "stop") == [("</s>", "plain")]
+    early = HeldText(["aa"])  # the early string is in the last token, and the limit ends the text
+    assert early.push("baa", "plain", "length") == [("baa", "plain")]
     early = HeldText(["ab", "abc"])  # here the early string is held back, and a stop token ends the text
     assert early.push("ab", "plain") == []
     assert early.push("", "plain", "stop") == [("ab", "plain")]
