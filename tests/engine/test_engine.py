@@ -69,6 +69,12 @@ def test_a_stop_string_ends_text_ids_and_log_probabilities_together(engine):
     assert result.tokens == expected.tokens and result.texts == expected.texts
     assert result.texts[0].endswith(stop) and result.finish_reasons == ["stop"]
     assert len(result.logprobs[0]) == len(result.tokens[0]) == result.metrics[0].completion_tokens
+    origins = whole.metrics[0].origins()
+    cut = next(i for i, pair in enumerate(zip(origins, origins[1:], strict=False)) if pair == ("accepted",) * 2)
+    before = engine.stats()
+    result = engine.submit(PROMPT, **{**options, "stop": whole.texts[0][: cut + 1]}).result()
+    assert len(result.tokens[0]) == cut + 1, "the text ends inside a draft, and the rest of the draft does not count"
+    assert engine.stats().accepted - before.accepted == result.metrics[0].num_accepted_tokens
 
 
 def test_no_round_is_started_that_no_request_needs(engine):
@@ -164,6 +170,7 @@ def test_random_aborts_leave_slots_and_pages_behind(engine):
     assert {reason for result in results for reason in result.finish_reasons} <= {"abort", "length"}
     stats = engine.stats()
     assert (stats.free_kv_tokens, stats.running, stats.waiting) == (free, 0, 0)
+    assert not engine._loop.tickets
 
 
 def test_after_warmup_nothing_compiles(engine):
@@ -212,7 +219,10 @@ def test_counts_add_up(engine):
     assert after.prompt_tokens - before.prompt_tokens == 25
     assert after.drafted - before.drafted == sum(m.num_draft_tokens for m in metrics)
     assert after.accepted - before.accepted == sum(m.num_accepted_tokens for m in metrics)
-    assert sum(after.accepted_per_position) == after.accepted <= after.drafted
+    assert after.spec_steps - before.spec_steps == sum(m.num_spec_steps for m in metrics)
+    places = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
+    steps = [accepted for m in metrics for accepted in m.per_step_accepted]
+    assert [a - b for a, b in places] == [sum(accepted > i for accepted in steps) for i in range(3)]
     assert after.finished["length"] - before.finished["length"] == 5
 
 
@@ -330,6 +340,7 @@ def test_an_error_of_the_engine_reaches_whoever_waits():
     with pytest.raises(specjax.EngineClosedError):
         engine.submit(PROMPT)
     engine.close()
+    assert engine._loop.state is None and not engine._loop.in_flight, "the device's arrays are freed"
 
 
 def test_threads_may_submit_at_the_same_time(engine):

@@ -8,6 +8,7 @@ import pytest
 from drafter_table import TARGET
 
 import specjax
+from specjax.engine.handle import Handle
 
 SIZES = dict(drafter="none", slots=2, capacity=128, prefill_chunk=64)
 PROMPT = [1, 2, 3, 1, 2]
@@ -87,6 +88,19 @@ def test_a_listener_that_raises_ends_its_own_request_alone():
             bad.result(60)
         assert len(good.result(60).tokens[0]) == 60
         assert engine.stats().finished == {"abort": 1, "length": 1}
+
+
+def test_a_listener_that_has_raised_is_told_nothing_more():
+    told, aborted = [], []
+
+    def listener(event):
+        told.append(event)
+        raise KeyError("of the listener")
+
+    handle = Handle("ticket", aborted.append, listener)
+    for event in ("first", "second"):  # a round may commit several tokens before the abort is obeyed
+        handle.tell(event)
+    assert (told, aborted) == (["first"], ["ticket"])
 
 
 def test_a_callback_that_raises_changes_nothing_but_the_log(caplog):

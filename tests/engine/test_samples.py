@@ -73,6 +73,7 @@ def test_one_sample_is_aborted_alone_also_the_one_that_reads_the_prompt(chunks, 
         handles = engine.submit_many(TEXT, 3, seed=4, cache_salt="other", **OPTIONS)
         handles[2].abort()
         results += [handle.result(300) for handle in handles]
+        assert handles[0]._ticket.samples.read is None, "the prompt is not kept for a sample that was aborted"
         expected = [alone(engine, TEXT, seed).tokens for seed in (4, 5, 6)]
     assert [result.finish_reasons[0] for result in results] == ["abort", *["length"] * 4, "abort"]
     assert [result.tokens for result in results[1:5]] == [expected[i] for i in (1, 2, 0, 1)]

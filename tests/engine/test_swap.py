@@ -81,9 +81,11 @@ def test_requests_may_be_aborted_while_they_are_swapped_out_or_read(swapped, mon
 
         monkeypatch.setattr(swap, "_swap_out", aborting)
         free, given = engine.stats().free_kv_tokens, requests(engine, 12)
-        results = [handle.result(300) for handle in [engine.submit(**request) for request in given]]
+        handles = [engine.submit(**request) for request in given]
+        results = [handle.result(300) for handle in handles]
         reasons = [result.finish_reasons[0] for result in results]
         assert 0 < reasons.count("abort") == sum(i % 2 == 0 for i in range(len(swapped)))
+        assert not any(handle._ticket.saved for handle in handles)
         for request, result in zip(given, results, strict=True):
             alone = engine.submit(**request).result(300).tokens[0]
             assert result.tokens[0] == alone[: len(result.tokens[0])]

@@ -1,12 +1,15 @@
 """Text, stop strings and the record, on a model that recites a known cycle."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from specjax import Metrics, generate, stream, testing
+from specjax import Metrics, NoDistributionError, generate, stream, testing
 from specjax.drafters import DraftModel
+from specjax.generation.completion import Completion, RowRound
+from specjax.generation.generate import prepare
 from specjax.text.text_stream import TextStream
 
 
@@ -109,6 +112,14 @@ def test_no_stop_token_and_no_stop_string_ends_a_row_before_min_new_tokens(cycle
     assert not {3, 17} & set(out.tokens[0][:least]) and out.tokens[0][-1] in (3, 17)
 
 
+def test_a_row_has_its_own_min_new_tokens(cycle):
+    job = prepare(cycle, ["a", "a"], stop="de", min_new_tokens=[0, 5])
+    rows = [Completion(job, index) for index in range(2)]
+    for row in rows:
+        list(row.advance(RowRound(6, 5, 5, True, False, np.arange(1, 7), None, None)))
+    assert [row.tokens for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+
+
 def test_the_earliest_of_several_stops_wins(cycle):
     out = recite(cycle, stop=["hij", "f", "gh"], max_new_tokens=30)
     assert out.texts == ["bcdef"]
@@ -139,6 +150,13 @@ def test_stop_token_ends_row_and_counters(cycle, place):
     assert metrics.num_accepted_tokens == place - (place // (SIZE + 1)), "every ninth token is the target's own"
     again = stream(cycle, "a", drafter=DraftModel(cycle), num_speculative_tokens=SIZE, eos_token_id=place)
     assert [e.token for e in again] == out.tokens[0] and again.result().metrics == out.metrics
+
+
+def test_a_token_inside_a_draft_after_which_nothing_is_possible_is_an_error(cycle):
+    embed = cycle.params["embed"]
+    broken = dataclasses.replace(cycle, params={**cycle.params, "embed": embed.at[5].set(np.nan)})
+    with pytest.raises(NoDistributionError, match="no token has a finite logit in row 0 after 0 new tokens"):
+        generate(broken, "a", drafter=DraftModel(cycle), num_speculative_tokens=SIZE, max_new_tokens=30)
 
 
 def test_tokens_per_step_of_perfect_and_useless_drafts(cycle):

@@ -121,6 +121,9 @@ def test_a_callers_own_allowed_ids_are_cut_to_the_known_ones():
     assert sorted(set(range(VOCAB)) - forbidden) == KNOWN
     with pytest.raises(ValueError, match=r"allowed_token_ids of row 0.*tokenizer.*allow_unknown_ids=True"):
         prepare(LM, [[1]], allowed_token_ids=[3, 7])
+    bias = prepare(LM, [[1]], logit_bias={3: 9.0, 4: 2.0}).request.sampling.logit_bias
+    amounts = dict(zip(bias.ids[0].tolist(), bias.amounts[0].tolist(), strict=True))
+    assert (amounts[3], amounts[4]) == (-np.inf, 2.0), "no bias brings an unknown id back"
 
 
 @pytest.mark.parametrize("unknown", [3, 7])

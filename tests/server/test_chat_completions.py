@@ -7,6 +7,8 @@ from openapi_spec_validator import validate
 from served import LM, TOKENIZER, alone, client, events, running
 
 import specjax
+from specjax.server import shape
+from specjax.server.answer import Token
 from specjax.server.token_text import TokenText
 
 PATH = "/v1/chat/completions"
@@ -125,6 +127,11 @@ def test_tokens_have_names_and_bytes():
     assert b"".join(map(text.bytes_of, euro)) == "€ a".encode()
     assert text.name_of(euro[0]) == "bytes:\\xe2" and text.name_of(euro[-1]) == "a"
     assert text.name_of(1) == "</s>"
+
+
+def test_a_log_probability_that_json_has_no_number_for_is_openais_least():
+    least, token = -9999.0, Token(1, 0, float("-inf"), [(1, -0.5), (2, float("-inf"))])
+    assert shape.finite(token.logprob) == least and shape.likeliest(token) == [(1, -0.5), (2, least)]
 
 
 def test_the_model_is_listed_under_all_its_names():

@@ -65,6 +65,18 @@ def test_losses_of_a_draft_that_is_right_and_of_one_that_is_not():
     np.testing.assert_allclose(losses.rejection(p, log_q, following), [1 - 0.6, 1 - 0.25], rtol=1e-6)
 
 
+def test_a_lesson_pairs_the_answer_to_each_token_with_the_token_that_follows():
+    p = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.4, 0.1]])
+    tokens, weights = jnp.array([[0, 3, 1]]), jnp.array([[1.0, 2.0, 3.0]])
+    lesson = losses.Lesson.of(jnp.log(p)[None], tokens, weights, jnp.array([3, 0]))  # tokens 1 and 2 can't be drafted
+    np.testing.assert_allclose(lesson.p[0], p[:, [3, 0]], rtol=1e-6)
+    assert lesson.best.tolist() == [[0, 1, 2]] and lesson.following[0, :2].tolist() == [0, 2]
+    assert lesson.weights.tolist() == [[2.0, 3.0, 0.0]], "the weight is that of the token that follows"
+    assert lesson.after(1).weights.tolist() == [[3.0, 0.0]]
+    assert losses.mean(jnp.array([1.0, 5.0]), jnp.array([3.0, 1.0])) == 2.0
+    assert losses.combined([{"loss": 1.0}, {"loss": 4.0}], jnp.array([2.0, 1.0]))[0] == 2.0
+
+
 OBJECTIVES = {
     "eagle3": HEAD,
     "eagle": HEAD1,
