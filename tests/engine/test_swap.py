@@ -1,11 +1,14 @@
 """An overcommitted engine swaps requests out and in again, and nobody can tell by their tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from drafter_table import DRAFTERS, TARGET, TARGETS, pairs
 
 import specjax
-from specjax.engine import swap
+from specjax.engine import saved, swap
+from specjax.engine.loop import Loop
 from specjax.models.cache import PAGE
 
 SIZES = dict(slots=4, capacity=250, prefill_chunk=64, num_speculative_tokens=3, overcommit=True)
@@ -68,6 +71,27 @@ def test_a_request_that_was_swapped_out_has_the_tokens_and_bits_it_has_alone(dra
     assert handles[0]._ticket not in [ticket for ticket, _, _ in swapped]  # the oldest one is never held up
     assert (stats.free_kv_tokens, stats.running, stats.waiting) == (free, 0, 0)
     assert not any(handle._ticket.saved for handle in handles)
+
+
+def test_a_request_has_pages_for_all_tokens_that_rounds_in_flight_may_add():
+    loop = SimpleNamespace(overcommit=True, headroom=4, decoder=SimpleNamespace(num_speculative_tokens=3))
+    ticket = SimpleNamespace(length=PAGE - 7, limit=500, pages=[1])
+    loop.in_flight = [None]
+    assert Loop.missing(loop, ticket) == 1  # PAGE - 7 + 4 + 4 entries
+    ticket.limit = PAGE - 4
+    assert Loop.missing(loop, ticket) == 0  # nothing is added past the limit
+    loop.in_flight, ticket.limit = [], 500
+    assert Loop.missing(loop, ticket) == 0
+    loop.overcommit = False
+    assert Loop.missing(loop, ticket) == -(-504 // PAGE) - 1
+
+
+def test_every_page_with_an_entry_is_saved():
+    programs = SimpleNamespace(take_row=lambda state, slot: None, read_pages=lambda state, pages: pages)
+    for length in (2, 64, 65, 66, 129, 130, 700):  # the last token has no entry yet
+        ticket = SimpleNamespace(slot=0, length=length, pages=list(range(3, 20)))
+        kept = np.concatenate(saved.request_of(programs, None, ticket).groups).tolist()
+        assert kept == ticket.pages[: len(kept)] and len(kept) * PAGE >= length - 1
 
 
 def test_requests_may_be_aborted_while_they_are_swapped_out_or_read(swapped, monkeypatch):

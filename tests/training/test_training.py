@@ -18,6 +18,7 @@ from specjax.models.heads.eagle1_head import Eagle1HeadConfig
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.models.heads.medusa_heads import MedusaHeadsConfig
 from specjax.models.heads.pass_tokens import PassTokens
+from specjax.models.model import Output
 from specjax.testing import table_lm, tiny_lm
 from specjax.training import loop, losses
 from specjax.training.sublayers import weighted
@@ -124,6 +125,26 @@ def test_training_raises_acceptance_in_use(objective, monkeypatch):
     assert after > before + (0.08 if isinstance(objective, EarlyExitObjective) else 0.02), (before, after)
     assert dispatched == [10] * 4, "a dispatch makes several steps"
     assert [c["step"] for c in curve] == [20, 40] and np.all(np.isfinite(curve[-1]["held_out_loss"]))
+
+
+def test_entry_j_of_a_head_learns_token_j_plus_2_and_only_from_drafts_that_have_begun():
+    """A target that says t after token t. The outputs are right of entries with a draft, and wrong of the others."""
+
+    class Target:
+        def alloc_cache(self, batch, capacity):
+            return None
+
+        def __call__(self, tokens, cache, taps):
+            return Output(100 * jnp.eye(5, 24)[None], None, None, {})
+
+    class Right(EagleObjective):
+        def unrolled(self, params, target, tokens, out):
+            right = jax.nn.log_softmax(100 * jnp.eye(6, 24)[None, 1:5])
+            yield from (right.at[:, :step].set(-100.0) for step in range(self.steps))
+
+    objective = Right(HEAD.tokens, HEAD.lm_head, CONFIG, steps=2)
+    loss, figures = objective({}, Target(), jnp.ones((1, 5), jnp.int32), jnp.ones((1, 5)), None)
+    assert loss == 0 and figures["alpha"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES)
@@ -296,6 +317,20 @@ def test_look_ahead_tokens_see_in_training_what_they_see_when_drafting():
     draft = jax.jit(rounds.propose)(job.decoder, job.start())[0]
     q = jax.nn.softmax(llama.merge(TARGET.config, TARGET.params).head(hidden[0, -2:]), axis=-1)
     np.testing.assert_allclose(q, draft.probs[0, 1:], atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [HEAD, HEAD1], ids=["eagle3", "eagle"])
+def test_a_head_sees_in_training_what_it_sees_when_drafting(objective):
+    """A step's entry sees the target's states up to where its draft began, and the draft's own outputs after that."""
+    prompt, params = [3, 1, 8, 2, 2, 6, 10], objective.init(1)
+    drafter = Eagle(objective.config, {**params, "lm_head": objective.lm_head}, objective.tokens)
+    job = prepare(TARGET, [prompt], drafter=drafter, num_speculative_tokens=2, temperature=1.0)
+    draft = jax.jit(rounds.propose)(job.decoder, job.start())[0]
+    text = jnp.array([[*prompt, *draft.tokens[0].tolist()]])
+    out = TARGET(text, TARGET.alloc_cache(*text.shape), taps=objective.config.taps)
+    for step, log_q in enumerate(objective.unrolled(params, TARGET, text, out)):
+        np.testing.assert_allclose(jnp.exp(log_q[0, len(prompt) - 2 + step]), draft.probs[0, step], atol=2e-5)
 
 
 @pytest.mark.parametrize("wrong", [dict(batch=0), dict(steps=1.5), dict(learning_rate=-1), dict(clip=0)])

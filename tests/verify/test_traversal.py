@@ -138,6 +138,12 @@ def test_traversal_draws_anew_in_every_round(verifier):
     assert min(pvalues) > 1e-4 if type(verifier) is Traversal else min(pvalues) < 1e-8
 
 
+def test_no_two_children_of_one_depth_share_a_key_whatever_their_parents_and_ranks():
+    keys = random.at_children(random.Apart(random.request_keys([5])), jnp.array([9]), 3)
+    words = [jax.random.key_data(random.siblings(keys, jnp.full((1, 3), rank))) for rank in range(3)]
+    assert len(np.unique(np.reshape(words, (9, 2)), axis=0)) == 9
+
+
 @pytest.mark.parametrize("verifier, replace", [
     pytest.param(Traversal(), False, id="not_replaced"),
     pytest.param(Traversal(), True, id="replaced", marks=pytest.mark.slow),

@@ -91,6 +91,19 @@ def test_zero_over_zero_is_a_refusal(name):
         assert (count == place).all() and (token != 0).all()
 
 
+def test_the_least_uniform_refuses_what_the_target_never_takes():
+    p, q, u = np.array([0.0, 0.1, 0.1]), np.array([0.5, 0.5, 0.0]), np.zeros(3)
+    assert chain.accepts(u, p, q).tolist() == [False, True, False]
+
+
+def test_past_the_end_of_a_rows_chain_nothing_is_subtracted():
+    valid = jnp.array([[True, True], [True, False], [False, False]])
+    draft = Draft(jnp.zeros((3, 2), jnp.int32), valid, jnp.full((3, 2, 4), 0.25))
+    for drafted in (draft, draft._replace(probs=None)):
+        assert not chain.draft_at(drafted, jnp.array([2, 1, 0]), 4).any()
+        assert chain.draft_at(drafted, jnp.array([1, 0, 0]), 4).sum(axis=1).tolist() == [1, 1, 0]
+
+
 @pytest.mark.parametrize("verifier", [Rejection(), Block(), Traversal(), Lenient(0.9)], ids=lambda v: type(v).__name__)
 def test_an_empty_residual_falls_back_to_the_target(verifier, monkeypatch):
     """p is q but for rounding, and a refusal is forced: the draw is from p, and by no means always token 0."""
