@@ -36,6 +36,20 @@ def check_all_learn_of(handles):
             handle.result(20)
 
 
+def test_an_error_of_the_engine_reaches_whoever_waits_and_frees_its_arrays():
+    engine = specjax.Engine(TARGET, **SIZES)
+    running = engine.submit(PROMPT, max_new_tokens=100, **TOKENS)
+    next(running)
+    replace(engine, round=planted)
+    for wait in (running.result, lambda: list(running)):
+        with pytest.raises(specjax.EngineClosedError, match="planted"):
+            wait()
+    with pytest.raises(specjax.EngineClosedError):
+        engine.submit(PROMPT)
+    engine.close()
+    assert engine._loop.state is None and not engine._loop.in_flight
+
+
 @pytest.mark.parametrize("program", ["stage", "feed", "join", "release"])
 def test_an_error_reaches_requests_on_their_way_from_one_place_to_another(program):
     engine = specjax.Engine(TARGET, **SIZES)
