@@ -18,7 +18,7 @@ class InTurn:
 
     def __init__(self, kinds):
         assert set(kinds) == {0, 1, 3}
-        self.rounds = 0
+        self.rounds, self.learned = 0, set()
 
     def next_kind(self):
         self.rounds += 1
@@ -26,6 +26,7 @@ class InTurn:
 
     def learn(self, kind, seconds, tokens):
         assert tokens <= kind + 1
+        self.learned.add(kind)
 
 
 def each_drafter():
@@ -44,6 +45,7 @@ def test_shorter_and_plain_rounds_between_others_change_no_token(name, monkeypat
     with specjax.Engine(target, slots=2, capacity=128, prefill_chunk=64, exact=False, **way) as engine:
         results = [engine.submit(p, seed=i, **asked) for i, p in enumerate(PROMPTS)]
         found = [handle.result() for handle in results]
+        assert engine._loop.pace.learned == {0, 1, 3}, "the rounds that nothing held up are measured"
     assert [result.tokens[0] for result in found] == expected
     drafted = [n for result in found for n in result.metrics[0].per_step_drafted]
     assert 0 in drafted and max(drafted) > 0 and (name not in LONG or {1, 3} <= set(drafted))
