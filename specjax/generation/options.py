@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.decode.numeric import is_int, per_row
@@ -134,6 +135,8 @@ def seeds(seed: Any, batch: int) -> list[int]:
     Raises:
       ValueError: a seed is not an integer from 0 to 2^64 - 1.
     """
+    # Of an array's number, Python's: seed + row would overflow in NumPy's integers, or wrap around to a seed in use.
+    seed = seed.tolist() if isinstance(seed, np.generic | np.ndarray | jax.Array) else seed
     given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
     drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
     if not all(is_int(one) and 0 <= one < 1 << 64 for one in drawn):
