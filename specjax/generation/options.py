@@ -29,8 +29,9 @@ class Options:
     # K, the most drafted tokens that a round can accept in one row. 0 is plain decoding.
     num_speculative_tokens: int = 5
     # The tokens a row of every target call while decoding, padding included: at least as many as the drafter's widest
-    # block, which is K + 1 tokens for a chain. With one width for all, also for plain decoding, the target computes
-    # with one shape, so a greedy text doesn't depend on the drafter, even in bfloat16. None: the narrowest block.
+    # block, which is K + 1 tokens for a chain, and at most the model's context. With one width for all, also for plain
+    # decoding, the target computes with one shape, so a greedy text doesn't depend on the drafter, even in bfloat16.
+    # None: the narrowest block.
     block_width: int | None = None
     # The largest number of new tokens. None or -1: as many as the model's context holds. 0: no token is generated.
     max_new_tokens: int | None | Sequence[int | None] = 128
@@ -150,7 +151,11 @@ def seeds(seed: Any, batch: int) -> list[int]:
 def filters_without_effect(options: Options) -> list[str]:
     """The names of those filters (top_p, top_k, min_p) that a row uses. At temperature 0 a filter has no effect."""
     off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
-    return [name for name, values in off.items() if any(v not in values for v in np.ravel(getattr(options, name)))]
+
+    def given(name: str) -> list[Any]:  # what is no number is refused later
+        return np.asarray(getattr(options, name), object).ravel().tolist()
+
+    return [name for name, values in off.items() if any(v not in values for v in given(name))]
 
 
 def asked(given: dict[str, Any]) -> Options:

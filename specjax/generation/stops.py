@@ -1,6 +1,5 @@
 """The tokens and the strings that end a row."""
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 def stop_strings(options: "Options") -> tuple[str, ...]:
     """The strings of the option ``stop``, or what stands in their place: one value, or a collection of them."""
-    given: Any = options.stop
+    given: Any = options.stop.tolist() if isinstance(options.stop, np.ndarray) else options.stop
     if given is None:
         return ()
-    return tuple(given) if isinstance(given, Collection) and not isinstance(given, str) else (given,)
+    return tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
 
 
 def stop_token_ids(lm: Model, options: "Options") -> list[int]:

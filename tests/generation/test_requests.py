@@ -28,7 +28,8 @@ def job(prompts=PROMPT, **options):
         "repetition_penalty": ["repetition_penalty", 0, -1, float("inf"), 1e39, 1e-50],
         "top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
         "min_p": ["min_p", -0.1, 1.1],
-        "top_k": ["top_k", 2.5, -2, "3", True],
+        "top_k": ["top_k", 2.5, -2, "3", True, [[1, 2], None]],
+        "block_width": ["block_width", 0, 1.5, "4", True, 1 << 40],
         "presence_penalty": ["presence_penalty", float("nan"), "x", 1e39, -1e39],
         "frequency_penalty": ["frequency_penalty", float("inf"), 1e38, -(10**400)],
         "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
@@ -61,6 +62,7 @@ def test_bad_values_are_refused_by_name(option, values):
     [
         ([], "prompts"),
         (3, "prompts"),
+        (np.array(3), "prompts"),
         ([[]], "empty"),
         ([[1], []], "prompt 1 is empty"),
         ([[1, 50]], "50, outside"),
