@@ -32,6 +32,7 @@ def is_real(value: Any) -> bool:
 
 def in_range(value: Any, low: float, high: float = LARGEST_FLOAT) -> bool:
     """Whether a value is a number from low to high. NaN is not. By default ``high`` is the largest float32."""
+    value = value.item() if isinstance(value, np.generic) else value  # NumPy would compare in float16, if it is one
     return is_real(value) and bool(low <= value <= high)
 
 
