@@ -157,11 +157,12 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     offset = span(size + 1)
     block = jnp.where(offset < count[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1))), token[:, None])  # [B, K+1]
 
-    failed = state.active & ~row_at(jnp.isfinite(p[..., 0]), count)
-    running = state.active & ~failed
-    stops = is_stop(block, stop_ids) & (offset <= count[:, None])
+    own = row_at(jnp.isfinite(p[..., 0]), count)  # whether there is a token of the target's own
+    stops = is_stop(block, stop_ids) & (offset < (count + own)[:, None])
     to_stop = jnp.min(jnp.where(stops, offset + 1, size + 2), axis=1)
-    committed = jnp.where(running, jnp.minimum(jnp.minimum(count + 1, to_stop), limit - state.lengths), 0)  # [B]
+    committed = jnp.minimum(jnp.minimum(count + own, to_stop), limit - state.lengths)
+    committed = jnp.where(state.active, committed, 0)  # [B]
+    failed = state.active & ~own & (committed < to_stop)
     lengths = state.lengths + committed
 
     seen = partial(history.log_probabilities, count=decoder.top_logprobs)
@@ -172,12 +173,12 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
         committed=committed,
         accepted=jnp.minimum(count, committed),
         draft=draft.tokens,
-        drafted=jnp.where(running, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0),
+        drafted=jnp.where(committed > 0, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0),
         p=token_probs(p[:, :size], draft.tokens),
         q=chain.draft_token_probs(draft),
         entropy=chain.draft_entropy(draft, p.shape[-1]),
         logprobs=logprobs,
-        active=running & (committed < to_stop) & (lengths < limit),
+        active=state.active & ~failed & (committed < to_stop) & (lengths < limit),
         failed=state.failed | failed,
         top=top,
     )
@@ -187,7 +188,7 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
         active=info.active,
         failed=info.failed,
         cache=kv.with_lengths(judged.out.cache, lengths - 1),
-        history=None if state.history is None else history.extended(state.history, info, running),
+        history=None if state.history is None else history.extended(state.history, info, committed > 0),
     )
     return new, info
 

@@ -314,7 +314,7 @@ class Loop:
             ticket.mark("first token")
             ticket.handle.tell(event)
         new = len(ticket.completion.tokens) - before
-        if not seen.failed:
+        if seen.committed:
             self.counts.count_step(new, seen.drafted, min(seen.accepted, new))
 
     def release(self, tickets: list[Ticket]) -> None:

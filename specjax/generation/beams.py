@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.decode.beam_round import BeamSearch
 from specjax.decode.beams import Finished, Rules
-from specjax.decode.numeric import Number, in_range, is_int
+from specjax.decode.numeric import LARGEST_INT, Number, in_range, is_int
 from specjax.decode.types import Drafter, History, Request
 from specjax.generation import requests
 from specjax.generation.job import Job
@@ -48,7 +48,7 @@ def beam_search(lm: LM, prompts: Any, options: Options) -> Result:
     state = search.run(search.start(read, rules))
     finished, history = axes.on_host((state.finished, state.history), lm.mesh)
     seconds = {"prefill": prefilled - began, "decode": time.perf_counter() - prefilled}
-    return _result(job, options.num_return_sequences, finished, history, seconds)
+    return _result(job, int(options.num_return_sequences), finished, history, seconds)
 
 
 def _check(options: Options) -> None:
@@ -73,7 +73,8 @@ def _check(options: Options) -> None:
             f"num_draft_beams must be an integer of at least num_beams, which is {options.num_beams}, or None, got "
             f"{wide!r}"
         )
-    if not isinstance(options.early_stopping, bool) and options.early_stopping != "never":
+    early = options.early_stopping
+    if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
         raise ValueError(f"early_stopping must be True, False or 'never', got {options.early_stopping!r}")
 
 
@@ -83,9 +84,9 @@ def _search(job: Job, options: Options) -> tuple[BeamSearch, Request, Any, Rules
     Raises:
       ValueError: the drafter can't draft for beams, or a prompt has no room for a new token.
     """
-    drafter, size, width = job.decoder.drafter, job.decoder.num_speculative_tokens, options.num_beams
+    drafter, size, width = job.decoder.drafter, job.decoder.num_speculative_tokens, int(options.num_beams)
     _check_drafter(drafter, size, options)
-    wide = 2 * width if options.num_draft_beams is None else options.num_draft_beams
+    wide = 2 * width if options.num_draft_beams is None else int(options.num_draft_beams)
     new = job.request.limit - job.request.prompt_lengths
     if (new < 1).any():
         row = int(np.argmin(new))
@@ -93,7 +94,12 @@ def _search(job: Job, options: Options) -> tuple[BeamSearch, Request, Any, Rules
             f"prompt {row} has no room for a new token: give max_new_tokens of at least 1, and a prompt shorter than "
             f"the model's context of {job.decoder.target.max_positions}"
         )
-    needed = int(np.max(job.request.prompt_lengths + width * new)) + width + size * wide
+    needed = int(np.max(job.request.prompt_lengths + width * new.astype(object))) + width + size * wide
+    if needed > LARGEST_INT:
+        raise ValueError(
+            f"num_beams={width} needs room for {needed} tokens a prompt, more than {LARGEST_INT}; give fewer beams, "
+            "fewer draft beams or fewer new tokens"
+        )
     batch, longest = job.tokens.shape
     tokens = np.zeros((batch, requests.bucket(max(needed, longest), job.chunk)), np.int32)
     tokens[:, :longest] = job.tokens

@@ -91,8 +91,8 @@ class Completion:
 
     def advance(self, seen: RowRound) -> Iterator[Event]:
         """Adds the tokens of one round, and yields an event for each. Tokens after a stop string are dropped."""
-        self.failed = seen.failed
-        if self.failed:
+        if not seen.committed:
+            self.failed = seen.failed
             return
         self.drafted.append(seen.drafted)
         self.accepted.append(seen.accepted)
@@ -102,7 +102,7 @@ class Completion:
             if logprobs.wanted(self.job.options.logprobs):
                 self.learn(seen.logprobs, seen.top, slice(i, i + 1))
             piece = self._text()
-            if self.finish_reason is None and i == seen.committed - 1 and not seen.active:
+            if self.finish_reason is None and i == seen.committed - 1 and not (seen.active or seen.failed):
                 self.finish_reason = self.reason_of_end()
             if self.text and self.finish_reason:
                 piece += self.text.flush()
@@ -111,6 +111,7 @@ class Completion:
             yield Event(self.index, token, piece, accepted, self.finish_reason, origins[i], logprob, top)
             if self.finish_reason:
                 return
+        self.failed = seen.failed
 
     def _text(self) -> str:
         """The text that the last token adds. A stop string in the text ends the row."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.decode.numeric import is_int, per_row
@@ -28,8 +29,9 @@ class Options:
     # K, the most drafted tokens that a round can accept in one row. 0 is plain decoding.
     num_speculative_tokens: int = 5
     # The tokens a row of every target call while decoding, padding included: at least as many as the drafter's widest
-    # block, which is K + 1 tokens for a chain. With one width for all, also for plain decoding, the target computes
-    # with one shape, so a greedy text doesn't depend on the drafter, even in bfloat16. None: the narrowest block.
+    # block, which is K + 1 tokens for a chain, and at most the model's context. With one width for all, also for plain
+    # decoding, the target computes with one shape, so a greedy text doesn't depend on the drafter, even in bfloat16.
+    # None: the narrowest block.
     block_width: int | None = None
     # The largest number of new tokens. None or -1: as many as the model's context holds. 0: no token is generated.
     max_new_tokens: int | None | Sequence[int | None] = 128
@@ -134,6 +136,8 @@ def seeds(seed: Any, batch: int) -> list[int]:
     Raises:
       ValueError: a seed is not an integer from 0 to 2^64 - 1.
     """
+    # Of an array's number, Python's: seed + row would overflow in NumPy's integers, or wrap around to a seed in use.
+    seed = seed.tolist() if isinstance(seed, np.generic | np.ndarray | jax.Array) else seed
     given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
     drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
     if not all(is_int(one) and 0 <= one < 1 << 64 for one in drawn):
@@ -147,7 +151,11 @@ def seeds(seed: Any, batch: int) -> list[int]:
 def filters_without_effect(options: Options) -> list[str]:
     """The names of those filters (top_p, top_k, min_p) that a row uses. At temperature 0 a filter has no effect."""
     off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
-    return [name for name, values in off.items() if any(v not in values for v in np.ravel(getattr(options, name)))]
+
+    def given(name: str) -> list[Any]:  # what is no number is refused later
+        return np.asarray(getattr(options, name), object).ravel().tolist()
+
+    return [name for name, values in off.items() if any(v not in values for v in given(name))]
 
 
 def asked(given: dict[str, Any]) -> Options:

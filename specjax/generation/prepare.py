@@ -97,19 +97,23 @@ def _decoding(lm: LM, options: Options) -> tuple[Drafter, Verifier, int]:
             f"{verifier!r} judges chains, and {type(drafter).__name__} drafts trees ({plan.block - 1} tokens, {size} "
             f"deep); choose one of {able}, or a drafter of chains"
         )
-    _check_width(options.block_width, drafter, plan)
+    _check_width(options.block_width, drafter, plan, lm.max_positions)
     return drafter, verifier, size
 
 
-def _check_width(asked: Any, drafter: Drafter, plan: Plan) -> None:
-    """Raises ValueError unless the option ``block_width`` is None or can hold the drafter's widest block."""
+def _check_width(asked: Any, drafter: Drafter, plan: Plan, most: int) -> None:
+    """Raises ValueError unless the option ``block_width`` is None or can hold the drafter's widest block.
+
+    A wider block has at most ``most`` tokens, as many as the model's context.
+    """
     if asked is None:
         return
-    if not is_int(asked) or asked < plan.block or (plan.trees and asked != plan.block):
+    highest = plan.block if plan.trees else max(plan.block, most)
+    if not (is_int(asked) and plan.block <= asked <= highest):
         raise ValueError(
             f"block_width must be {'' if plan.trees else 'at least '}{plan.block} for {type(drafter).__name__}, whose "
             f"widest block is the last token and {plan.block - 1} drafted ones, got {asked!r}"
-            + ("; a block of a tree can't be padded" if plan.trees else "")
+            + ("; a block of a tree can't be padded" if plan.trees else f"; give a width of at most {highest}")
         )
 
 

@@ -12,8 +12,8 @@ from specjax.text.chat import is_conversation
 
 
 def on_host(prompts: Any) -> Any:
-    """The same prompts, with Python lists and numbers in place of JAX arrays."""
-    if isinstance(prompts, jax.Array):
+    """The same prompts, with Python lists and numbers in place of JAX arrays and of single numbers in arrays."""
+    if isinstance(prompts, jax.Array) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
         return np.asarray(prompts).tolist()
     if not isinstance(prompts, list | tuple) or are_ints(prompts):
         return prompts

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from specjax.decode.numeric import is_int
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def stop_strings(options: "Options") -> tuple[str, ...]:
-    """The strings of the option ``stop``."""
-    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+    """The strings of the option ``stop``, or what stands in their place: one value, or a collection of them."""
+    given: Any = options.stop.tolist() if isinstance(options.stop, np.ndarray) else options.stop
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
 
 
 def stop_token_ids(lm: Model, options: "Options") -> list[int]:
@@ -33,6 +37,7 @@ def stop_token_ids(lm: Model, options: "Options") -> list[int]:
     elif given is None:
         ids = list(lm.config.eos_token_ids)
     else:
+        given = given.tolist() if isinstance(given, np.ndarray | jax.Array) else given
         ids = list(given) if isinstance(given, list | tuple) else [given]
         for token in ids:
             if not (is_int(token) and 0 <= token < lm.vocab_size):

@@ -111,7 +111,7 @@ class Tokenizer:
 
     def token_str(self, token: int) -> str:
         """The token as the vocabulary spells it. For a padding id: ``<id>`` with the number."""
-        text = self.backend.id_to_token(int(token))
+        text = self.backend.id_to_token(int(token)) if 0 <= token < 1 << 32 else None
         return f"<{int(token)}>" if text is None else text
 
     @functools.cached_property

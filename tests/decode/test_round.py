@@ -138,6 +138,19 @@ def test_no_finite_logit_names_the_rows():
         list(stream(broken, PROMPTS, drafter=TWIN, max_new_tokens=NEW))
 
 
+def test_tokens_before_a_position_without_a_distribution_are_kept_and_may_end_the_row():
+    """Each row may have two tokens, each of them once. A draft holds both, and nothing may follow them."""
+    options = dict(drafter=SELF, max_new_tokens=NEW, no_repeat_ngram_size=[1, 1, 0], eos_token_id=7, logprobs=True)
+    options["allowed_token_ids"] = [[7, 12], [8, 12], None]
+    with pytest.raises(NoDistributionError, match="finite logit in row 1 after 2 new tokens: ") as caught:
+        list(stream(LM, PROMPTS, **options))
+    result = caught.value.result
+    assert result.tokens[0][-1] == 7 and sorted(result.tokens[1]) == [8, 12] and len(result.logprobs[1]) == 2
+    assert result.finish_reasons[:2] == ["stop", None] and result.metrics[1].per_step_accepted == [2]
+    for metrics in result.metrics:
+        metrics.check()
+
+
 def test_a_draft_without_a_distribution_is_plain_decoding(plain):
     broken = dataclasses.replace(LM, params=jax.tree.map(lambda x: x * jnp.nan, LM.params))
     out = run(DraftModel(broken))

@@ -174,6 +174,10 @@ REFUSALS = {
     "top_p can't be combined with num_beams": dict(top_p=0.9),
     "num_beams must be an integer of at least 1, got True": dict(num_beams=True),
     "num_beams must be an integer": dict(num_beams=0),
+    "num_beams=1099511627776 needs room for": dict(num_beams=1 << 40),
+    "num_beams=100 needs room for": dict(
+        num_beams=np.int8(100), num_draft_beams=1 << 40, drafter=DraftModel(testing.tiny_lm())
+    ),
     "num_return_sequences must be .* which is 3, got 4": dict(num_return_sequences=4),
     "length_penalty must be a number from -5 to 5, got 9": dict(length_penalty=9),
     "early_stopping must be True, False or 'never', got 'no'": dict(early_stopping="no"),

@@ -1,6 +1,7 @@
 """What users may write, and the error for everything else; all of it before device work."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,7 +28,8 @@ def job(prompts=PROMPT, **options):
         "repetition_penalty": ["repetition_penalty", 0, -1, float("inf"), 1e39, 1e-50],
         "top_p": ["top_p", 0, 1.1, -0.1, float("nan")],
         "min_p": ["min_p", -0.1, 1.1],
-        "top_k": ["top_k", 2.5, -2, "3", True],
+        "top_k": ["top_k", 2.5, -2, "3", True, [[1, 2], None]],
+        "block_width": ["block_width", 0, 1.5, "4", True, 1 << 40],
         "presence_penalty": ["presence_penalty", float("nan"), "x", 1e39, -1e39],
         "frequency_penalty": ["frequency_penalty", float("inf"), 1e38, -(10**400)],
         "no_repeat_ngram_size": ["no_repeat_ngram_size", -1, 1.5],
@@ -60,6 +62,7 @@ def test_bad_values_are_refused_by_name(option, values):
     [
         ([], "prompts"),
         (3, "prompts"),
+        (np.array(3), "prompts"),
         ([[]], "empty"),
         ([[1], []], "prompt 1 is empty"),
         ([[1, 50]], "50, outside"),
@@ -230,6 +233,19 @@ def test_a_row_without_a_seed_gets_a_fresh_one_that_replays_it(seed):
 def test_the_seeds_of_all_rows_are_reported():
     assert generate(LM, [[1]] * 3, seed=5, max_new_tokens=1).seeds == [5, 6, 7]
     assert generate(LM, [[1]], seed=np.uint64(1 << 63), max_new_tokens=1).seeds == [1 << 63]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", [np.uint8(255), np.array(255, np.uint8), jnp.uint8(255), np.int32(2**31 - 1)])
+def test_seeds_of_rows_never_wrap_around_in_the_type_of_an_arrays_number(seed):
+    assert job([[1]] * 2, seed=seed).options.seed == [int(seed), int(seed) + 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_options_may_be_numbers_and_lists_of_numpy_and_jax():
+    assert job(temperature=np.float16(0.5)).request.sampling.temperature.tolist() == [0.5]
+    for ids in (np.array([3, 4]), jnp.array([3, 4]), (3, 4)):
+        assert job(eos_token_id=ids).request.stop_ids.tolist() == [[3, 4, -1, -1]]
 
 
 @pytest.mark.parametrize("run", [generate, stream, warmup])

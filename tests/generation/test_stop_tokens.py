@@ -69,3 +69,18 @@ def test_stop_tokens_are_shown_and_recorded(capsys, tmp_path):
     found = json.loads(out)
     texts = [byte_level().decode([i]) for i in (7, 8)]
     assert code == 0 and found["stop_tokens"] == [{"token": i, "text": t} for i, t in zip((7, 8), texts, strict=True)]
+
+
+@pytest.mark.parametrize("stop", [5, 0, False, (text for text in ["ab"]), ["ab", 5], "", b""])
+def test_no_stop_string_is_ignored_because_it_is_none(stop):
+    lm = dataclasses.replace(testing.tiny_lm(0, vocab_size=300), tokenizer=byte_level())
+    with pytest.raises(ValueError, match="stop must be a non-empty string"):
+        prepare(lm, "a", stop=stop)
+    assert prepare(lm, "a", stop=np.array(["ab", "c"])).options.stop is not None
+
+
+@pytest.mark.parametrize("token", [-1, 300, 10**400])
+def test_an_id_that_no_tokenizer_can_spell_is_refused_like_every_other(token):
+    lm = dataclasses.replace(testing.tiny_lm(0, vocab_size=300), tokenizer=byte_level())
+    with pytest.raises(ValueError, match="prompt 0 has token id .* outside the model's vocabulary of 300"):
+        prepare(lm, [[3, token]])
