@@ -72,3 +72,8 @@ def test_a_row_of_null_pages_writes_into_no_other_row():
     after = lm(TOKENS[:, :6], kv.with_lengths(idle, LENGTHS), with_logits=False).cache
     for page in np.asarray(paged.table)[1]:
         np.testing.assert_array_equal(after.keys[0][page], idle.keys[0][page])
+
+
+def test_a_value_that_is_not_finite_becomes_zero_and_its_key_nan():
+    keys, values = kv.finite_values(jnp.ones((1, 3)), jnp.array([[jnp.inf, 2.0, jnp.nan]]))
+    assert jnp.isnan(keys).tolist() == [[True, False, True]] and values.tolist() == [[0.0, 2.0, 0.0]]
