@@ -57,7 +57,7 @@ def encode_prompts(
         - ``chat`` is set, and a prompt is a list of token ids.
         - An argument for the chat template is given, and no prompt uses the chat template.
     """
-    if parse_special not in (None, False, True):
+    if parse_special is not None and not isinstance(parse_special, bool):
         raise ValueError(f"parse_special must be True, False or None, got {parse_special!r}")
     prompts = listed(prompts)
     template = {"tools": tools, "date": date, "chat_template_kwargs": chat_template_kwargs}

@@ -219,6 +219,7 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> An
         return None
     listed: list[list[int]] = []
     for row, given in enumerate(rows):
+        given = given.tolist() if isinstance(given, jax.Array) else given
         ids = None if given is None else list(given) if isinstance(given, Iterable) else []
         if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(

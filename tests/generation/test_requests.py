@@ -45,6 +45,7 @@ def job(prompts=PROMPT, **options):
         "drafter": ["drafter", "nope", 3, PromptLookup],
         "verifier": ["verifier", "nope", 3, Rejection],
         **{name: [name, "no", 1] for name in ("allow_unknown_ids", "ignore_eos", "chat", "lossy")},
+        "parse_special": ["parse_special", 1, 0.0, "yes"],
         "stop": ["stop", "x", "", [""]],
     }.items(),
     ids=lambda x: x if isinstance(x, str) else "",
@@ -246,6 +247,7 @@ def test_options_may_be_numbers_and_lists_of_numpy_and_jax():
     assert job(temperature=np.float16(0.5)).request.sampling.temperature.tolist() == [0.5]
     for ids in (np.array([3, 4]), jnp.array([3, 4]), (3, 4)):
         assert job(eos_token_id=ids).request.stop_ids.tolist() == [[3, 4, -1, -1]]
+    assert job(allowed_token_ids=[jnp.array([4, 3])]).request.sampling.allowed.tolist()[0][:2] == [3, 4]
 
 
 @pytest.mark.parametrize("run", [generate, stream, warmup])
