@@ -12,7 +12,7 @@ import tqdm
 # Compiling is most of the time, and small models gain nothing from good machine code. So: LLVM doesn't optimise, XLA
 # makes its kernels the old way (no MLIR passes over each, which take longer than LLVM), and one thread compiles, since
 # every core has a process of its own. XLA ends the process at a flag that it doesn't know. Two passes over loops took
-# half of the compiler's time: they ask for every loop how often it runs, and our loops carry many arrays.
+# a third of the time of compiling: they ask for every loop how often it runs, and our loops carry many arrays.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 _FLAGS += " --xla_disable_hlo_passes=simplify-while-loops,while-loop-invariant-code-motion"
 _BEFORE_0_11 = " --xla_cpu_use_fusion_emitters=false"

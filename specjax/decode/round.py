@@ -157,12 +157,12 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     offset = span(size + 1)
     block = jnp.where(offset < count[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1))), token[:, None])  # [B, K+1]
 
-    own = row_at(jnp.isfinite(p[..., 0]), count)  # whether there is a token of the target's own
+    own = row_at(jnp.isfinite(p[..., 0]), count).astype(jnp.int32)  # 1 if there is a token of the target's own
     stops = is_stop(block, stop_ids) & (offset < (count + own)[:, None])
     to_stop = jnp.min(jnp.where(stops, offset + 1, size + 2), axis=1)
     committed = jnp.minimum(jnp.minimum(count + own, to_stop), limit - state.lengths)
     committed = jnp.where(state.active, committed, 0)  # [B]
-    failed = state.active & ~own & (committed < to_stop)
+    failed = state.active & (own == 0) & (committed < to_stop)
     lengths = state.lengths + committed
 
     seen = partial(history.log_probabilities, count=decoder.top_logprobs)

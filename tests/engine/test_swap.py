@@ -21,7 +21,7 @@ def started(drafter, verifier="rejection", **sizes):
     return specjax.Engine(target, drafter=DRAFTERS[drafter], verifier=verifier, **{**SIZES, **sizes})
 
 
-def requests(engine, count=14):
+def requests(engine, count=11):
     """Requests at T = 1 that grow by pages, some with a common prefix of more than a page."""
     rng = np.random.default_rng(3)
     prefix = rng.integers(0, 4, 70).tolist()
@@ -104,7 +104,7 @@ def test_requests_may_be_aborted_while_they_are_swapped_out_or_read(swapped, mon
                 ticket.handle.abort()
 
         monkeypatch.setattr(swap, "_swap_out", aborting)
-        free, given = engine.stats().free_kv_tokens, requests(engine, 12)
+        free, given = engine.stats().free_kv_tokens, requests(engine, 11)
         handles = [engine.submit(**request) for request in given]
         results = [handle.result(300) for handle in handles]
         reasons = [result.finish_reasons[0] for result in results]

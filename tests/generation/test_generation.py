@@ -96,7 +96,7 @@ def test_stop_string_is_found_at_every_place_of_a_block(cycle, length):
         out.metrics[0].check()
 
 
-@pytest.mark.parametrize("least", range(2 * SIZE + 2))
+@pytest.mark.parametrize("least", [0, 1, 2, 3, 4, SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1])
 def test_no_stop_token_and_no_stop_string_ends_a_row_before_min_new_tokens(cycle, least):
     """The text is a b c d ...: stop strings that end early are passed by, one that ends later counts."""
     options = dict(min_new_tokens=least, max_new_tokens=30)
@@ -152,10 +152,10 @@ def test_stop_token_ends_row_and_counters(cycle, place):
     assert [e.token for e in again] == out.tokens[0] and again.result().metrics == out.metrics
 
 
-def test_a_token_inside_a_draft_after_which_nothing_is_possible_is_an_error(cycle):
+def test_a_token_inside_a_draft_after_which_nothing_is_possible_is_the_last(cycle):
     embed = cycle.params["embed"]
     broken = dataclasses.replace(cycle, params={**cycle.params, "embed": embed.at[5].set(np.nan)})
-    with pytest.raises(NoDistributionError, match="no token has a finite logit in row 0 after 0 new tokens"):
+    with pytest.raises(NoDistributionError, match="no token has a finite logit in row 0 after 5 new tokens"):
         generate(broken, "a", drafter=DraftModel(cycle), num_speculative_tokens=SIZE, max_new_tokens=30)
 
 

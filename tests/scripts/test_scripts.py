@@ -76,7 +76,11 @@ def test_training_flags_that_would_do_nothing_are_refused(capsys, args, named):
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kinds", ["eagle3 draft", pytest.param("eagle3 dflash medusa pass", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kinds", [
+    "eagle3",
+    pytest.param("eagle3 draft", marks=pytest.mark.slow),
+    pytest.param("eagle3 dflash medusa pass", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_train_use_and_load_a_drafter(capsys, tmp_path, kinds):
     """A head is trained from the command line, goes on from its checkpoints, and drafts; so does a model to leave."""
     kinds = kinds.split()

@@ -147,7 +147,9 @@ def test_entry_j_of_a_head_learns_token_j_plus_2_and_only_from_drafts_that_have_
     assert loss == 0 and figures["alpha"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize(
+    "loss", [pytest.param(name, marks=() if name == "acceptance" else pytest.mark.slow) for name in losses.LOSSES]
+)
 def test_every_loss_falls(loss, bars):
     objective = dataclasses.replace(HEAD, loss=loss)
     _, curve = loop.train(objective, TARGET, TEXTS, TEXTS.rows(slice(0, 8)), RECIPE, every=10)
