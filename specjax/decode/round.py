@@ -162,7 +162,7 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     to_stop = jnp.min(jnp.where(stops, offset + 1, size + 2), axis=1)
     committed = jnp.minimum(jnp.minimum(count + own, to_stop), limit - state.lengths)
     committed = jnp.where(state.active, committed, 0)  # [B]
-    failed = state.active & (own == 0) & (committed < to_stop)
+    failed = state.active & (own == 0) & (committed < to_stop)  # not at the limit: a draft leaves room for one more
     lengths = state.lengths + committed
 
     seen = partial(history.log_probabilities, count=decoder.top_logprobs)
