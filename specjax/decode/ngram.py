@@ -22,8 +22,8 @@ def suffix_runs(tokens: jax.Array, end: jax.Array, longest: int | jax.Array) -> 
       j >= end the run is 0.
     """
     index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    # No run is longer than the sequence. A Python integer stays a Python integer, so that the compiler knows the number
-    # of the loop's turns.
+    # No run is longer than the sequence. A Python integer stays a Python integer, so that the compiler knows how
+    # often the loop runs.
     longest = min(longest, tokens.shape[0]) if isinstance(longest, int) else jnp.minimum(longest, end)
 
     def extend(step, carry):

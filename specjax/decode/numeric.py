@@ -32,7 +32,7 @@ def is_real(value: Any) -> bool:
 
 def in_range(value: Any, low: float, high: float = LARGEST_FLOAT) -> bool:
     """Whether a value is a number from low to high. NaN is not. By default ``high`` is the largest float32."""
-    value = value.item() if isinstance(value, np.generic) else value  # NumPy would compare in float16, if it is one
+    value = value.item() if isinstance(value, np.generic) else value  # NumPy would compare a float16 in float16
     return is_real(value) and bool(low <= value <= high)
 
 
@@ -62,6 +62,11 @@ def check_switches(**given: Any) -> None:
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
+def without_arrays(value: Any) -> Any:
+    """The same value, with lists and numbers of Python in place of an array or a number of NumPy or JAX."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
+
+
 def per_row(name: str, value: Any, batch: int) -> list:
     """A list of ``batch`` values, one for each row.
 
@@ -73,8 +78,7 @@ def per_row(name: str, value: Any, batch: int) -> list:
     Raises:
       ValueError: the list has another length than ``batch``.
     """
-    if isinstance(value, np.ndarray | jax.Array):
-        value = value.tolist()
+    value = without_arrays(value)
     if not isinstance(value, list | tuple):
         return [value] * batch
     if len(value) != batch:

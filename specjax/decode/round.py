@@ -157,12 +157,13 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
     offset = span(size + 1)
     block = jnp.where(offset < count[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1))), token[:, None])  # [B, K+1]
 
-    own = row_at(jnp.isfinite(p[..., 0]), count).astype(jnp.int32)  # 1 if there is a token of the target's own
-    stops = is_stop(block, stop_ids) & (offset < (count + own)[:, None])
+    has_own = row_at(jnp.isfinite(p[..., 0]), count)  # bool[B] whether a token of the target's own follows the accepted
+    new = count + has_own.astype(jnp.int32)
+    stops = is_stop(block, stop_ids) & (offset < new[:, None])
     to_stop = jnp.min(jnp.where(stops, offset + 1, size + 2), axis=1)
-    committed = jnp.minimum(jnp.minimum(count + own, to_stop), limit - state.lengths)
-    committed = jnp.where(state.active, committed, 0)  # [B]
-    failed = state.active & (own == 0) & (committed < to_stop)  # not at the limit: a draft leaves room for one more
+    committed = jnp.where(state.active, jnp.minimum(jnp.minimum(new, to_stop), limit - state.lengths), 0)  # [B]
+    # Accepted tokens alone never reach the limit, because a draft leaves room for one more token.
+    failed = state.active & ~has_own & (committed < to_stop)
     lengths = state.lengths + committed
 
     seen = partial(history.log_probabilities, count=decoder.top_logprobs)
@@ -182,7 +183,7 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
         failed=state.failed | failed,
         top=top,
     )
-    new = state._replace(
+    after = state._replace(
         tokens=history.put(state.tokens, block, state.lengths),
         lengths=lengths,
         active=info.active,
@@ -190,7 +191,7 @@ def append(decoder: "Decoder", state: DecodeState, judged: Judged) -> tuple[Deco
         cache=kv.with_lengths(judged.out.cache, lengths - 1),
         history=None if state.history is None else history.extended(state.history, info, committed > 0),
     )
-    return new, info
+    return after, info
 
 
 def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:

@@ -91,11 +91,9 @@ class Completion:
 
     def advance(self, seen: RowRound) -> Iterator[Event]:
         """Adds the tokens of one round, and yields an event for each. Tokens after a stop string are dropped."""
-        if not seen.committed:
-            self.failed = seen.failed
-            return
-        self.drafted.append(seen.drafted)
-        self.accepted.append(seen.accepted)
+        if seen.committed:
+            self.drafted.append(seen.drafted)
+            self.accepted.append(seen.accepted)
         origins = ["accepted"] * seen.accepted + [own_origin(seen.accepted, seen.drafted)]
         for i in range(seen.committed):
             self.tokens.append(int(seen.tokens[i]))

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from specjax.decode.numeric import is_int, per_row
+from specjax.decode.numeric import is_int, per_row, without_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +135,7 @@ def seeds(seed: Any, batch: int) -> list[int]:
     Raises:
       ValueError: a seed is not an integer from 0 to 2^64 - 1.
     """
-    # Of an array's number, Python's: seed + row would overflow in NumPy's integers, or wrap around to a seed in use.
-    seed = seed.tolist() if isinstance(seed, np.generic | np.ndarray | jax.Array) else seed
+    seed = without_arrays(seed)  # in NumPy's integers seed + row would overflow, or wrap around to another row's seed
     given = [seed + row for row in range(batch)] if is_int(seed) else per_row("seed", seed, batch)
     drawn = [secrets.randbits(53) if one is None else one for one in given]  # JSON's numbers hold 53 bits exactly
     if not all(is_int(one) and 0 <= one < 1 << 64 for one in drawn):
@@ -152,7 +150,7 @@ def filters_without_effect(options: Options) -> list[str]:
     """The names of those filters (top_p, top_k, min_p) that a row uses. At temperature 0 a filter has no effect."""
     off: dict[str, tuple] = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 
-    def given(name: str) -> list[Any]:  # what is no number is refused later
+    def given(name: str) -> list[Any]:  # values that are no numbers are refused later
         return np.asarray(getattr(options, name), object).ravel().tolist()
 
     return [name for name, values in off.items() if any(v not in values for v in given(name))]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from specjax.decode import random
@@ -23,6 +22,7 @@ from specjax.decode.numeric import (
     is_real,
     per_row,
     real,
+    without_arrays,
 )
 from specjax.decode.sampling import NO_TOKEN, EarlyStops, SamplingParams, TokenBias
 from specjax.decode.types import Request
@@ -212,14 +212,14 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> An
 
     A row of NO_TOKEN alone allows all tokens. The result is None if every row allows all tokens.
     """
-    value = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
+    value = without_arrays(value)
     one_list_for_all = isinstance(value, list | tuple | set | frozenset) and all(is_int(v) for v in value)
     rows = [value] * batch if one_list_for_all else per_row("allowed_token_ids", value, batch)
     if all(row is None for row in rows):
         return None
     listed: list[list[int]] = []
     for row, given in enumerate(rows):
-        given = given.tolist() if isinstance(given, jax.Array) else given
+        given = without_arrays(given)
         ids = None if given is None else list(given) if isinstance(given, Iterable) else []
         if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(

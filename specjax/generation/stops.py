@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from specjax.decode.numeric import is_int
+from specjax.decode.numeric import is_int, without_arrays
 from specjax.decode.sampling import NO_TOKEN
 from specjax.generation.padding import padded
 from specjax.models.model import Model
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def stop_strings(options: "Options") -> tuple[str, ...]:
-    """The strings of the option ``stop``, or what stands in their place: one value, or a collection of them."""
-    given: Any = options.stop.tolist() if isinstance(options.stop, np.ndarray) else options.stop
+    """The strings of the option ``stop``. Values of ``stop`` that are no strings are kept, so that they are refused."""
+    given = without_arrays(options.stop)
     if given is None:
         return ()
     return tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
@@ -37,7 +36,7 @@ def stop_token_ids(lm: Model, options: "Options") -> list[int]:
     elif given is None:
         ids = list(lm.config.eos_token_ids)
     else:
-        given = given.tolist() if isinstance(given, np.ndarray | jax.Array) else given
+        given = without_arrays(given)
         ids = list(given) if isinstance(given, list | tuple) else [given]
         for token in ids:
             if not (is_int(token) and 0 <= token < lm.vocab_size):

@@ -247,7 +247,7 @@ def _log(name: str) -> None:
 def _capability() -> float:
     """The compute capability of the first device. A GPU that is not NVIDIA's has 0.
 
-    A CPU, on which programs for a GPU are only compiled, has that of Hopper, 9.0.
+    A CPU, on which programs for a GPU are only compiled, counts as Hopper, whose capability is 9.0.
     """
     capability = getattr(jax.devices()[0], "compute_capability", "9.0")
     return float(capability) if re.fullmatch(r"\d+\.\d+", capability) else 0.0

@@ -8,7 +8,8 @@ import jax
 def live() -> tuple[int, int]:
     """The bytes and the number of all arrays in the process, one buffer once.
 
-    Garbage goes first: arrays that an earlier test left in a cycle of references would otherwise go between two counts.
+    Garbage is collected first. Otherwise arrays that an earlier test left in a cycle of references could be freed
+    between two counts.
     """
     gc.collect()
     plain = [x for x in jax.live_arrays() if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
