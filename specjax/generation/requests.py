@@ -220,7 +220,8 @@ def _allowed(value: Any, batch: int, vocab: int, known: np.ndarray | None) -> An
     listed: list[list[int]] = []
     for row, given in enumerate(rows):
         given = without_arrays(given)
-        ids = None if given is None else list(given) if isinstance(given, Iterable) else []
+        is_list = isinstance(given, Iterable) and not isinstance(given, Mapping)  # a mapping's values would be lost
+        ids = None if given is None else list(given) if is_list else []
         if ids is not None and (not ids or not all(is_int(token) and 0 <= token < vocab for token in ids)):
             raise ValueError(
                 f"allowed_token_ids of row {row} must be at least one id below {vocab}, got {given!r}; give ids of the "

@@ -40,7 +40,7 @@ def job(prompts=PROMPT, **options):
         "eos_token_id": ["eos_token_id", 50, -1, "a", [1, 50]],
         "logit_bias": ["logit_bias", {50: 1.0}, {1: float("nan")}, {"a": 1.0}, {1: 1e39}, {1: -1e39}, {1: np.inf},
                        5, [[(1, 2.0)]]],  # fmt: skip
-        "allowed_token_ids": ["allowed_token_ids", [], [50], [-1], 5, [["a"]], np.array([50, 3])],
+        "allowed_token_ids": ["allowed_token_ids", [], [50], [-1], 5, [["a"]], np.array([50, 3]), {3: 1.0}, [{3: 1.0}]],
         "capacity": ["capacity", 1, 1.5, "a", True],
         "drafter": ["drafter", "nope", 3, PromptLookup],
         "verifier": ["verifier", "nope", 3, Rejection],
