@@ -254,6 +254,25 @@ def test_a_long_prompt_stops_no_running_request():
     assert len(chunks) == 4 and all(b - a > 1 for a, b in itertools.pairwise(chunks))
 
 
+def test_a_long_prompt_is_read_through_wider_and_wider_tables():
+    with specjax.Engine(TARGET, drafter="none", **{**SIZES, "capacity": 250}) as engine:
+        engine._loop.reads = [(1, 64), (2, 64), (engine._loop.width, 64)]  # in place of 16 pages and more
+        prompt = [i * i % 4 for i in range(193)]
+        found = engine.submit(prompt, max_new_tokens=8, logprobs=1, seed=1, **TOKENS).result()
+    sizes = dict(drafter="none", block_width=1, capacity=250)
+    expected = specjax.generate(TARGET, [prompt], max_new_tokens=8, logprobs=1, seed=1, **sizes, **TOKENS)
+    assert found.tokens == expected.tokens
+    np.testing.assert_allclose(found.logprobs[0], expected.logprobs[0], rtol=1e-4)
+
+
+def test_results_that_nobody_waits_for_are_given_up(engine):
+    before = engine.stats().finished.get("abort", 0)
+    results = engine.generate(dict(prompt=PROMPT, max_new_tokens=100, seed=i, **TOKENS) for i in itertools.count())
+    next(results)
+    results.close()
+    assert engine.stats().finished["abort"] - before >= 2  # the window holds four requests
+
+
 def test_results_come_as_requests_end_and_the_window_is_never_a_barrier(engine):
     drawn = []
 
