@@ -9,6 +9,7 @@ from eagle_heads import CONFIG, TARGET, TOKENS, draft_of, generated, perfect_pai
 from published_heads import publish_eagle
 
 import specjax
+from convert import eagle_weights
 from specjax.checkpoints import trained_drafters as files
 from specjax.drafters import Eagle
 from specjax.models import modules
@@ -29,6 +30,13 @@ def test_a_published_head_drafts_as_it_did(tmp_path, change):
     assert back.config.taps == CONFIG.taps and np.array_equal(back.tokens, TOKENS)
     a, b = generated(drafter), generated(back)
     assert a.tokens == b.tokens and a.metrics == b.metrics
+
+
+@pytest.mark.parametrize("said", [None, {}, {"use_aux_hidden_state": True}])
+def test_a_head_that_names_no_layers_reads_an_early_a_middle_and_a_late_one(tmp_path, said):
+    publish_eagle(tmp_path / "head", random_head(), TARGET, eagle_config=said)
+    deep = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, num_hidden_layers=32))
+    assert eagle_weights.read_config(tmp_path / "head", deep).taps == (2, 16, 29)  # as the EAGLE-3 paper's code
 
 
 @pytest.mark.parametrize("bias", [True, False])

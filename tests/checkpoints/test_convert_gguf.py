@@ -154,6 +154,17 @@ def test_llama_comes_back_with_its_rows_in_order(tmp_path):
     assert not (gguf_llama.unpermute(q, 4) == q).all()
 
 
+def test_what_a_file_may_leave_out(tmp_path):
+    """The sizes of the first Llama: as many kv heads as heads, and a rope_theta of 10000."""
+    first = dataclasses.replace(CONFIG, num_key_value_heads=CONFIG.num_attention_heads, rope_theta=1e4)
+    metadata = llama_metadata(first)
+    for key in ("llama.rope.freq_base", "llama.attention.head_count_kv", "llama.rope.dimension_count"):
+        del metadata[key]
+    write_gguf(tmp_path / "m.gguf", metadata, llama_tensors(first, random_tensors(first)))
+    config = open_source(tmp_path / "m.gguf").config
+    assert dataclasses.replace(config, eos_token_ids=first.eos_token_ids) == first
+
+
 def test_rope_scaling_and_heads(tmp_path):
     untied = LlamaConfig.from_dict({**CONFIG.to_dict(), "tie_word_embeddings": False})
     parts = llama_tensors(untied, random_tensors(untied))
