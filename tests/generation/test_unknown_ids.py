@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specjax import generate, stream, testing
+from specjax import Engine, generate, stream, testing
 from specjax.drafters import Cascade, DraftModel, Jacobi, LayerSkip, Lookahead, PromptLookup, RandomDraft, TreeModel
 from specjax.generation import known_ids
 from specjax.generation.generate import prepare
@@ -112,6 +112,15 @@ def test_a_tokenizer_that_covers_the_vocabulary_costs_nothing():
     whole = dataclasses.replace(LM, tokenizer=tokenizer(list(range(VOCAB + 2))))  # more ids than rows too
     sampling = prepare(whole, [[1]]).request.sampling
     assert sampling.vocabulary is None and sampling.logit_bias is None
+
+
+def test_an_engines_plain_rounds_draw_no_id_past_the_tokenizers_last():
+    padded = dataclasses.replace(LM, tokenizer=tokenizer(list(range(5))))
+    with Engine(padded, drafter="none", slots=2, capacity=64, prefill_chunk=64) as engine:
+        sampled = dict(max_new_tokens=40, temperature=1.5, ignore_eos=True)
+        handles = [engine.submit([1, 2], seed=i, **sampled) for i in range(2)]
+        drawn = [token for handle in handles for token in handle.result().tokens[0]]
+    assert set(drawn) == set(range(5))
 
 
 def test_a_callers_own_allowed_ids_are_cut_to_the_known_ones():
