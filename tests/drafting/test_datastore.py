@@ -65,12 +65,16 @@ def test_the_longest_match_wins_and_its_continuations_vote():
     assert propose(drafter, [[9, 2, 3]], 3) == [[8, 8]]  # the longer match, up to the text's end
     assert propose(drafter, [[0, 2, 3]], 1) == [[4]]
     assert propose(drafter, [[5, 5], [3], [8, 8]], 3) == [[], [], []]  # unknown, too short, nothing follows
+    padded = Retrieval.over(Datastore.build([[4, 0, 0, 6]]))
+    assert propose(padded, [[4], [7, 0]], 1) == [[], []]  # what stands after a row's tokens is not searched
 
 
 def test_votes_are_those_of_the_texts_that_agreed_so_far():
     corpus = [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 5, 7], [1, 2, 8, 6], [1, 2, 8, 6]]
     drafter = Retrieval.over(Datastore.build(corpus))
     assert propose(drafter, [[1, 2]], 2) == [[5, 7]]
+    few = Retrieval.over(Datastore.build([[1, 2, 5], [1, 2, 6], [1, 2, 6]]), candidates=4)
+    assert propose(few, [[1, 2]], 1) == [[6]]  # no place votes twice
     most = Counter(t[i + 2] for t, i in occurrences([0, 1]) if i + 2 < len(t)).most_common(1)[0][1]
     drafter = Retrieval.over(Datastore.build(TEXTS), retrieval_max=2, candidates=256)
     ((got,),) = propose(drafter, [[0, 1]], 1)
