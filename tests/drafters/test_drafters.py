@@ -30,6 +30,7 @@ from specjax.drafters import (
     TreeModel,
 )
 from specjax.drafters.adaptive import AdaptiveState
+from specjax.models import cache as kv
 from specjax.models import modules
 from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.testing import Trial, check_path_independence, checks, chi_square, noisy_twin, table_lm, tiny_lm
@@ -126,6 +127,20 @@ def test_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_acceptance
     assert accepted_share(SinkWindow(0, 60)) == 1.0  # a window over everything
     assert 0 < accepted_share(LayerSkip(exit_layer=1)) < 1
     assert 0 < accepted_share(SinkWindow(1, 2)) < 1
+
+
+def test_a_window_drafts_from_the_sinks_and_the_latest_entries_at_their_own_positions():
+    lm = tiny_lm(0, vocab_size=12, num_hidden_layers=1)  # the entries of a first layer depend on no other token
+    text, size = np.random.default_rng(0).integers(0, 12, (1, 10)), 3
+    job = specjax.prepare(
+        lm, text.tolist(), drafter=SinkWindow(1, 2), num_speculative_tokens=size, max_new_tokens=9, temperature=1.0
+    )
+    draft = jax.jit(rounds.propose)(job.decoder, job.start())[0]
+    kept, last = np.array([[0, 7, 8]]), 9
+    cache = kv.with_lengths(lm(text[:, kept[0]], lm.alloc_cache(1, 16), positions=kept).cache, jnp.array([3]))
+    block = jnp.concatenate([jnp.asarray(text[:, last:]), draft.tokens[:, :-1]], axis=1)
+    out = lm(block, cache, positions=last + np.arange(size)[None])
+    np.testing.assert_allclose(draft.probs, jax.nn.softmax(out.logits, axis=-1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
