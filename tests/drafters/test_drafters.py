@@ -126,7 +126,6 @@ def test_leaving_out_nothing_is_self_draft_and_leaving_out_more_costs_acceptance
     assert accepted_share(LayerSkip()) == 1.0
     assert accepted_share(SinkWindow(0, 60)) == 1.0  # a window over everything
     assert 0 < accepted_share(LayerSkip(exit_layer=1)) < 1
-    assert 0 < accepted_share(SinkWindow(1, 2)) < 1
 
 
 def test_a_window_drafts_from_the_sinks_and_the_latest_entries_at_their_own_positions():

@@ -70,7 +70,8 @@ def test_a_stream_says_the_same_with_each_token(drafter):
 
 
 @pytest.mark.parametrize("asked, own, best", [
-    (False, False, None), (1, True, 1), *(pytest.param(x, True, None, marks=pytest.mark.slow) for x in (True, 0))
+    (False, False, None),
+    *(pytest.param(asked, True, best, marks=pytest.mark.slow) for asked, best in ((1, 1), (True, None), (0, None))),
 ])  # fmt: skip
 def test_what_is_not_asked_for_is_not_computed(asked, own, best):
     out = generate(LM, PROMPTS, logprobs=asked, **given("plain"))
@@ -101,5 +102,5 @@ def test_more_than_the_vocabulary_is_all_of_it_and_nonsense_is_refused():
 
 
 def test_a_row_that_generates_nothing_has_none():
-    out = generate(LM, [[1], [2]], logprobs=2, max_new_tokens=[0, 1])
-    assert out.logprobs[0] == [] and out.top_logprobs[0] == [] and len(out.top_logprobs[1]) == 1
+    out = generate(LM, PROMPTS, logprobs=5, **{**given("plain"), "max_new_tokens": [0, 12]})
+    assert out.logprobs[0] == [] and out.top_logprobs[0] == [] and len(out.top_logprobs[1]) == 12

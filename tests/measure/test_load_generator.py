@@ -10,7 +10,6 @@ import pytest
 from commands import script
 from served import LM, engine, real_server
 
-from specjax import testing
 from specjax.measure.benchmark.table import Table
 from specjax.measure.load import compare
 from specjax.measure.load import drive as drive_module
@@ -81,10 +80,10 @@ def test_rates_send_at_random_times_whose_mean_is_the_rate(monkeypatch):
 
 
 def test_both_ways_to_an_engine_give_the_same_texts_and_stand_side_by_side(tmp_path):
-    lm = with_names(testing.tiny_lm(0, vocab_size=LM.vocab_size, max_position_embeddings=256))
+    lm = with_names(LM)
     assert lm.tokenizer.decode([0, 17]) == " 0 17"
     table = Table({}, tmp_path / "load.json")
-    asyncio.run(compare.engine_and_app(lambda: engine(lm, slots=2), PROMPTS, LOAD, 1, "K = 3", table))
+    asyncio.run(compare.engine_and_app(lambda: engine(lm), PROMPTS, LOAD, 1, "K = 3", table))
     written = json.loads((tmp_path / "load.json").read_text())
     assert [row["name"] for row in written["rows"]] == [
         f"{way}, K = 3, 2 streams, a token" for way in ("engine", "app")
