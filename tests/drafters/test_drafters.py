@@ -36,16 +36,15 @@ from specjax.models.heads.eagle3_head import Eagle3HeadConfig
 from specjax.testing import Trial, check_path_independence, checks, chi_square, noisy_twin, table_lm, tiny_lm
 
 
-@pytest.mark.parametrize("new", [2, pytest.param(120, marks=pytest.mark.slow)])
-def test_hit_and_miss_rounds_alternate(new):
+@pytest.mark.slow
+def test_hit_and_miss_rounds_alternate():
     lm = tiny_lm(0, max_position_embeddings=256)
     listed = [5, 9, 2, 7, 11, 3]
     prompts = [listed * 3, listed + [1, 8] + listed[:4]]
-    plain = specjax.generate(lm, prompts, max_new_tokens=new)
+    plain = specjax.generate(lm, prompts, max_new_tokens=120)
     for size in (1, 4):
-        out = specjax.generate(lm, prompts, drafter="ngram", num_speculative_tokens=size, max_new_tokens=new)
+        out = specjax.generate(lm, prompts, drafter="ngram", num_speculative_tokens=size, max_new_tokens=120)
         assert out.tokens == plain.tokens
-    if new > 2:
         kinds = {drafted > 0 for m in out.metrics for drafted in m.per_step_drafted}
         assert kinds == {True, False}, "the prompts should make rounds with and without a match"
 
