@@ -14,7 +14,7 @@ from specjax.distributed.channel import Channel
 from specjax.distributed.replica import Replica
 
 PLACE = "specjax/replica"  # the key under which rank 0 says where it listens
-HELLO_BYTES, HELLO_SECONDS = 4096, 10  # a connection's most, until rank 0 knows whose it is
+HELLO_BYTES, HELLO_SECONDS = 4096, 10  # the most of a connection from a process that rank 0 does not know yet
 
 
 def join(

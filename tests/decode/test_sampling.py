@@ -119,7 +119,7 @@ def test_each_transform_is_the_textbook_one(options, ties):
     "options", [{"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.7}], ids=str
 )
 def test_an_encoders_source_counts_for_no_repetition(options):
-    """Nor does an n-gram that begins in the source and ends in the text."""
+    """An n-gram that begins in the source and ends in the text does not count either."""
     source = np.array([[4, 3], [6, 5], [1, 7]], np.int32)  # each ends with a token of the text
     begin = jnp.full(3, source.shape[1], jnp.int32)
     tokens, ends = jnp.asarray(np.concatenate([source, TOKENS], axis=1)), (CONTEXT.lengths, CONTEXT.prompt_lengths)

@@ -1,12 +1,12 @@
 """Suffix arrays and what retrieval reads from them, against a search by hand."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proposals import propose
 
 from specjax.drafters import Retrieval
 from specjax.drafting.datastore import SEPARATOR, Datastore
@@ -39,23 +39,6 @@ def test_ranges_hold_every_occurrence_and_nothing_else(size):
         low, high = find(drafter, jnp.array(query + [0] * (4 - size), jnp.int32))
         got = sorted(tuple(store.tokens[store.order[r] :][:size]) for r in range(low, high))
         assert got == [tuple(query)] * len(occurrences(query))
-
-
-class State(NamedTuple):
-    tokens: jax.Array
-    lengths: jax.Array
-    cache: None = None
-
-
-PROPOSE = jax.jit(
-    lambda drafter, state, size: drafter.propose(None, (), state, None, size)[0], static_argnames="size"
-)
-
-
-def propose(drafter, texts, size):
-    tokens, lengths = jnp.array([t + [0] * (32 - len(t)) for t in texts]), jnp.array([len(t) for t in texts])
-    draft = PROPOSE(drafter, State(tokens, lengths), size)
-    return [[int(t) for t, v in zip(*row, strict=True) if v] for row in zip(draft.tokens, draft.valid, strict=True)]
 
 
 def test_the_longest_match_wins_and_its_continuations_vote():

@@ -1,4 +1,4 @@
-"""Whatever fails, every request ends, and a request's own failure is nobody else's."""
+"""Whatever fails or closes an engine, every request ends, and a request's own failure is nobody else's."""
 
 import subprocess
 import sys
@@ -146,6 +146,27 @@ def test_a_callback_may_ask_submit_and_close():
     engine.close()
     assert seen[0] == 0 and len(seen[1].result(60).tokens[0]) == 2
     assert engine.stats().finished == {"length": 2}
+
+
+@pytest.mark.parametrize("drain, reason", [(True, "length"), (False, "abort")])
+def test_closing_drains_or_aborts(drain, reason):
+    engine = specjax.Engine(TARGET, **SIZES)
+    handles = [engine.submit(PROMPT, max_new_tokens=100, seed=i, **TOKENS) for i in range(5)]
+    engine.close(drain=drain)
+    engine.close()
+    assert {handle.result().finish_reasons[0] for handle in handles} == {reason}
+    with pytest.raises(specjax.EngineClosedError):
+        engine.submit(PROMPT)
+    assert engine.stats().running == 0
+
+
+def test_results_end_with_the_engine():
+    other = specjax.Engine(TARGET, **SIZES)
+    results = other.generate(dict(prompt=PROMPT, max_new_tokens=100, **TOKENS) for _ in range(9))
+    next(results)
+    other.close(drain=False)
+    with pytest.raises(specjax.EngineClosedError):
+        list(results)
 
 
 def test_a_second_close_may_abort_what_the_first_one_drains():
